@@ -1,0 +1,43 @@
+"""Initial values, always drawn in fp32, whatever the default dtype or the parameter's dtype.
+
+Drawing in bf16 is not harmless: a uniform draw rounds to 0 and its logarithm to −inf.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["decay_rates", "lecun_normal_", "normal_", "step_biases"]
+
+TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut at ±2
+
+
+@torch.no_grad()
+def lecun_normal_(weight: Tensor) -> Tensor:
+    """Normal cut at two standard deviations, variance 1/fan_in; weight is (out, in)."""
+    std = 1.0 / math.sqrt(weight.shape[1]) / TRUNCATED_STD
+    draw = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    torch.nn.init.trunc_normal_(draw, std=std, a=-2 * std, b=2 * std)
+    return weight.copy_(draw)
+
+
+@torch.no_grad()
+def normal_(weight: Tensor, std: float) -> Tensor:
+    """Normal of mean 0."""
+    draw = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    return weight.copy_(draw.normal_(0.0, std))
+
+
+def decay_rates(heads: int) -> Tensor:
+    """A_log = log(uniform(0, 16)), floored at 1e-8 before the logarithm."""
+    return torch.empty(heads, dtype=torch.float32).uniform_(0.0, 16.0).clamp(min=1e-8).log()
+
+
+def step_biases(heads: int) -> Tensor:
+    """dt_bias = softplus⁻¹(dt), dt log-uniform in [1e-3, 1e-1], floored at 1e-4."""
+    low, high = math.log(1e-3), math.log(1e-1)
+    dt = torch.empty(heads, dtype=torch.float32).uniform_(low, high).exp().clamp(min=1e-4)
+    return dt + torch.log(-torch.expm1(-dt))

@@ -1,0 +1,90 @@
+"""Saving and loading a model's folder: ``config.json`` and ``model.safetensors``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palimpsest._version import __version__
+from palimpsest.errors import CheckpointError, ConfigError
+from palimpsest.files import read_json, read_safetensors, write_json, write_safetensors
+from palimpsest.models.language_model import LanguageModel
+from palimpsest.models.registry import build
+
+__all__ = ["load_model", "save_model"]
+
+FORMAT = "palimpsest-model"
+FORMAT_VERSION = 1
+
+
+def save_model(model: LanguageModel, folder: str | Path) -> Path:
+    """Write a model's folder; each file appears only when it is complete.
+
+    Tied weights are one parameter here, so they are written once and stay tied.
+    """
+    folder = Path(folder)
+    write_safetensors(
+        folder / "model.safetensors", dict(model.named_parameters()), {"format": FORMAT}
+    )
+    write_json(
+        folder / "config.json",
+        {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "palimpsest": __version__,
+            "model": model.registry_name,
+            "config": model.config.to_dict(),
+            "dtype": str(model.dtype).removeprefix("torch."),
+        },
+    )
+    return folder
+
+
+def load_model(folder: str | Path, *, device: torch.device | str | None = None) -> LanguageModel:
+    """Read what :func:`save_model` wrote. Nothing is re-initialised silently.
+
+    Raises:
+        CheckpointError: not a model's folder, another version, truncated, or tensors that do not
+            fit the configuration, named.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give one that model.save() wrote")
+    meta: dict[str, Any] = read_json(folder / "config.json", CheckpointError)
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise CheckpointError(f"{folder / 'config.json'}: is not a palimpsest model")
+    if meta.get("version") != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: version {meta.get('version')!r}, this palimpsest reads "
+            f"version {FORMAT_VERSION}"
+        )
+    try:
+        model = build(meta["model"], **meta["config"])
+        dtype = getattr(torch, meta["dtype"])
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype={meta['dtype']!r}: is not a floating-point dtype of torch")
+    except KeyError as failure:
+        raise CheckpointError(f"{folder / 'config.json'}: lacks the key {failure}") from failure
+    except (ConfigError, TypeError, AttributeError) as failure:
+        raise CheckpointError(f"{folder / 'config.json'}: {failure}") from failure
+    tensors, _ = read_safetensors(folder / "model.safetensors", CheckpointError)
+    expected = dict(model.named_shapes())
+    missing = sorted(expected.keys() - tensors.keys())
+    foreign = sorted(tensors.keys() - expected.keys())
+    wrong = sorted(
+        name
+        for name in expected.keys() & tensors.keys()
+        if tuple(tensors[name].shape) != expected[name]
+    )
+    if missing or foreign or wrong:
+        parts = [
+            f"{what} {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"
+            for what, names in (("missing", missing), ("unknown", foreign), ("mis-shaped", wrong))
+            if names
+        ]
+        raise CheckpointError(f"{folder / 'model.safetensors'}: {'; '.join(parts)}")
+    model.to(dtype)
+    model.load_state_dict(tensors, strict=False)
+    return model.to(device) if device is not None else model

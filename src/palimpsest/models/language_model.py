@@ -1,0 +1,345 @@
+"""The one contract every language model keeps.
+
+``model(input_ids, state)`` gives logits, a loss when asked, and a new state. An architecture
+implements three methods, :meth:`LanguageModel.encode`, :meth:`LanguageModel.init_state` and
+:meth:`LanguageModel.head_weight`; checking, the chunked loss, both readings of a position, saving
+and parameter groups live here.
+
+Legend: B batch, T time, V vocabulary, E width of the features that meet the vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from palimpsest.errors import InputError, StateError
+from palimpsest.models.config import ModelConfig
+from palimpsest.ops.cross_entropy import cross_entropy
+from palimpsest.state import State
+
+__all__ = ["LanguageModel", "ModelOutput", "Predict"]
+
+Predict = Literal["next", "current"]
+
+
+class ModelOutput:
+    """What a model returns.
+
+    Attributes:
+        state: the state after the last position.
+        loss: mean cross-entropy in nats over the targets that count, or None without targets.
+        loss_sum: their sum, for gradient accumulation over batches of unequal size.
+        n_targets: how many targets count, a 0-d integer tensor, or None without targets.
+        logits: (B,T,V), computed when first read, so that a loss alone never makes them.
+        token_losses: (B,T) cross-entropy in nats, 0 where ignored, without gradient; None without
+            targets.
+    """
+
+    def __init__(
+        self,
+        features_BTE: Tensor,
+        head_VE: Tensor,
+        state: State,
+        loss_sum: Tensor | None = None,
+        token_losses: Tensor | None = None,
+        n_targets: Tensor | None = None,
+    ) -> None:
+        self._features_BTE = features_BTE
+        self._head_VE = head_VE
+        self.state = state
+        self.loss_sum = loss_sum
+        self.token_losses = token_losses
+        self.n_targets = n_targets
+
+    @cached_property
+    def logits(self) -> Tensor:
+        # in the features' dtype, so that reading them outside autocast gives the same values
+        head_VE = self._head_VE.to(self._features_BTE.dtype)
+        return nn.functional.linear(self._features_BTE, head_VE)
+
+    @cached_property
+    def loss(self) -> Tensor | None:
+        if self.loss_sum is None or self.n_targets is None:
+            return None
+        return self.loss_sum / self.n_targets.clamp(min=1)
+
+
+class LanguageModel(nn.Module, ABC):
+    """Base class of every architecture.
+
+    Class attributes:
+        registry_name: set by :func:`palimpsest.models.registry.register`.
+        state_class: the :class:`~palimpsest.state.State` subclass the model carries.
+        causal: False only for configurations kept to reproduce a published leak.
+    """
+
+    registry_name: ClassVar[str] = ""
+    state_class: ClassVar[type[State]] = State
+    config: ModelConfig
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    # -- what an architecture implements --------------------------------------------------------
+
+    @abstractmethod
+    def encode(
+        self, input_ids: Tensor, state: State, hold_BT: Tensor | None, reset_BT: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Read tokens.
+
+        Args:
+            input_ids: (B,T), already checked.
+            state: where to start; must not be changed.
+            hold_BT: (B,T) bool, True where a position is padding: the state is held.
+            reset_BT: (B,T) bool, True where a document starts: the state is cleared before it.
+
+        Returns:
+            (B,T,E) features such that ``features @ head_weight().T`` are the logits of the NEXT
+            token at each position, and the state after the last position.
+        """
+
+    @abstractmethod
+    def init_state(
+        self,
+        batch: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> State:
+        """The state before any token, on the model's device and in its dtype (bf16 models: fp32).
+
+        An axis that grows with the text has length 0 here.
+        """
+
+    @abstractmethod
+    def head_weight(self) -> Tensor:
+        """(V,E), the matrix that turns features into logits."""
+
+    def state_features(self, state: State) -> Tensor:
+        """(B,E) features of the prediction that a state already holds, for ``predict="current"``.
+
+        Raises:
+            InputError: an architecture whose state makes no prediction before its first token.
+        """
+        raise InputError(
+            f"predict='current': {self.registry_name} predicts nothing before its first token; "
+            "use predict='next'"
+        )
+
+    # -- the contract -------------------------------------------------------------------------
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+    @property
+    def max_length(self) -> int | None:
+        """Most positions a state can hold, or None where there is no bound."""
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """States are kept in at least fp32."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        state: State | None = None,
+        *,
+        targets: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        reset_mask: Tensor | None = None,
+        predict: Predict = "next",
+    ) -> ModelOutput:
+        """Read tokens, predict tokens.
+
+        Args:
+            input_ids: (B,T) integer ids in [0, vocab_size), T ≥ 1.
+            state: continue from here; None starts from :meth:`init_state`. Never changed.
+            targets: (B,T) ids aligned with the logits; -100 is ignored, and so is padding.
+            attention_mask: (B,T), 0 or False where a position is padding on either side: the
+                state is held there, with no write, no decay and no convolution shift.
+            reset_mask: (B,T), 1 or True where a document starts: the state is cleared before it.
+            predict: "next": position t predicts token t+1. "current": the published reading of
+                Grounded Prediction Networks; position t predicts token t before it is seen, the
+                first one from the state passed in (zero at the start of a text).
+
+        Returns:
+            A :class:`ModelOutput`.
+
+        Raises:
+            InputError: ids, targets or masks of a wrong shape, type or range.
+            StateError: a state of another model or batch size.
+        """
+        self._check_ids(input_ids, "input_ids")
+        batch, length = input_ids.shape
+        hold_BT = self._mask(attention_mask, "attention_mask", input_ids)
+        if hold_BT is not None:
+            hold_BT = ~hold_BT
+        reset_BT = self._mask(reset_mask, "reset_mask", input_ids)
+        if state is None:
+            state = self.init_state(batch)
+        else:
+            self.check_state(state, batch)
+        if predict not in ("next", "current"):
+            raise InputError(f"predict={predict!r}: must be 'next' or 'current'")
+
+        features_BTE, new_state = self.encode(input_ids, state, hold_BT, reset_BT)
+        if predict == "current":
+            features_BTE = self._shift_to_current(features_BTE, state, reset_BT)
+
+        loss_sum = token_losses = n_targets = None
+        if targets is not None:
+            if targets.shape != input_ids.shape:
+                raise InputError(
+                    f"targets of shape {tuple(targets.shape)}: must be aligned with input_ids, "
+                    f"{(batch, length)}; position t of the targets is what position t predicts"
+                )
+            self._check_integers(targets, "targets")
+            targets = targets.long()  # an unsigned -100 would be a valid id
+            if hold_BT is not None:
+                targets = targets.masked_fill(hold_BT, -100)
+            self._check_ids(targets, "targets", allow=-100)
+            loss_sum, token_losses = cross_entropy(features_BTE, self.head_weight(), targets)
+            n_targets = (targets != -100).sum()
+        return ModelOutput(
+            features_BTE, self.head_weight(), new_state, loss_sum, token_losses, n_targets
+        )
+
+    def state_bytes(self, batch: int = 1, length: int = 0) -> int:
+        """Bytes of the state after ``length`` tokens."""
+        with torch.device("meta"):
+            state = self.init_state(batch, device="meta")
+        return state.nbytes
+
+    def check_state(self, state: State, batch: int) -> None:
+        """Refuse a state that this model did not make.
+
+        Raises:
+            StateError: names what differs.
+        """
+        if type(state) is not self.state_class:
+            raise StateError(
+                f"state of kind {getattr(state, 'kind', type(state).__name__)!r}: "
+                f"{self.registry_name} carries a state of kind {self.state_class.kind!r}"
+            )
+        if state.batch_size != batch:
+            raise StateError(
+                f"state of {state.batch_size} rows with input_ids of {batch} rows: "
+                "use state.select(rows), or start with state=None"
+            )
+        expected = dict(self.init_state(batch, device="meta").named_tensors())
+        found = dict(state.named_tensors())
+        for name in expected.keys() | found.keys():
+            want = expected[name].shape if name in expected else None
+            have = found[name].shape if name in found else None
+            if (
+                want is None
+                or have is None
+                or len(want) != len(have)
+                or any(w not in (0, h) for w, h in zip(want, have, strict=True))
+            ):
+                raise StateError(
+                    f"state.{name} of shape {have and tuple(have)}: {self.registry_name} with this "
+                    f"configuration needs {want and tuple(want)} (0: any length); "
+                    "the state belongs to another model"
+                )
+
+    # -- training -----------------------------------------------------------------------------
+
+    def decays(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether weight decay applies: by default to arrays of two or more dimensions only."""
+        return parameter.ndim >= 2
+
+    def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        """Parameter groups for an optimizer, with the architecture's own decay rule."""
+        named = [(n, p) for n, p in self.named_parameters() if p.requires_grad]
+        decayed = [p for n, p in named if self.decays(n, p)]
+        plain = [p for n, p in named if not self.decays(n, p)]
+        groups = [
+            {"params": decayed, "lr": lr, "weight_decay": weight_decay},
+            {"params": plain, "lr": lr, "weight_decay": 0.0},
+        ]
+        return [g for g in groups if g["params"]]
+
+    def num_parameters(self) -> int:
+        """Parameters, tied ones counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``config.json`` and ``model.safetensors``; read them with ``palimpsest.load``."""
+        from palimpsest.models.checkpoint import save_model
+
+        return save_model(self, folder)
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def _check_ids(self, ids: Tensor, name: str, allow: int | None = None) -> None:
+        if ids.ndim != 2 or ids.shape[0] < 1 or ids.shape[1] < 1:
+            raise InputError(
+                f"{name} of shape {tuple(ids.shape)}: must be (batch, length) with both at least 1"
+            )
+        self._check_integers(ids, name)
+        low, high = (int(v) for v in ids.aminmax())
+        if allow is not None and low == allow:
+            kept = ids[ids != allow]
+            low = int(kept.min()) if kept.numel() else 0
+        if low < 0 or high >= self.config.vocab_size:
+            worst = low if low < 0 else high
+            raise InputError(
+                f"{name} contains {worst}: ids must be in [0, {self.config.vocab_size}), the "
+                "model's vocab_size; use the tokenizer that the model was trained with"
+            )
+
+    @staticmethod
+    def _check_integers(ids: Tensor, name: str) -> None:
+        if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
+            raise InputError(f"{name} of dtype {ids.dtype}: must be integers, such as torch.long")
+
+    @staticmethod
+    def _mask(mask: Tensor | None, name: str, input_ids: Tensor) -> Tensor | None:
+        if mask is None:
+            return None
+        if mask.shape != input_ids.shape:
+            raise InputError(
+                f"{name} of shape {tuple(mask.shape)}: must have the shape of input_ids, "
+                f"{tuple(input_ids.shape)}"
+            )
+        as_bool = mask.bool()
+        return as_bool if name != "reset_mask" or bool(as_bool.any()) else None
+
+    def _shift_to_current(
+        self, features_BTE: Tensor, state: State, reset_BT: Tensor | None
+    ) -> Tensor:
+        before_BE = self.state_features(state).to(features_BTE.dtype)
+        shifted = torch.cat([before_BE[:, None], features_BTE[:, :-1]], dim=1)
+        if reset_BT is not None:
+            fresh_1E = self.state_features(self.init_state(1)).to(features_BTE.dtype)
+            shifted = torch.where(reset_BT[..., None], fresh_1E[:, None], shifted)
+        return shifted
+
+    def extra_repr(self) -> str:
+        return f"{self.registry_name}, {self.num_parameters():,} parameters"
+
+    def named_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of all parameters."""
+        for name, parameter in self.named_parameters():
+            yield name, tuple(parameter.shape)

@@ -1,0 +1,97 @@
+"""What the linear recurrences share before they run: argument checks, dtypes, padding and resets.
+
+B batch, T positions, H heads, S width of the state.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "apply_gates",
+    "compute_dtype",
+    "lowest_log_decay",
+    "require_float",
+    "require_mask",
+    "require_shape",
+    "without_autocast",
+]
+
+
+def require_shape(name: str, tensor: Tensor, letters: str, sizes: tuple[int, ...]) -> None:
+    """Refuse a tensor of another shape.
+
+    Args:
+        name: the argument as the caller wrote it.
+        tensor: the argument.
+        letters: one letter per dimension, as in the argument's suffix.
+        sizes: the size of each.
+
+    Raises:
+        ValueError: another number of dimensions, or other sizes.
+    """
+    if tuple(tensor.shape) != sizes:
+        wanted = ", ".join(f"{letter}={size}" for letter, size in zip(letters, sizes, strict=True))
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be ({wanted})")
+
+
+def require_float(name: str, tensor: Tensor, like: Tensor) -> None:
+    """Refuse a tensor that is not floating point, or lives on another device than ``like``."""
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} has dtype {tensor.dtype}; it must be floating point")
+    if tensor.device != like.device:
+        raise ValueError(
+            f"{name} is on {tensor.device}, the other arguments on {like.device}; move it there"
+        )
+
+
+def require_mask(name: str, mask: Tensor | None, batch: int, length: int) -> None:
+    """Refuse a padding or boundary mask that is not boolean of shape (B, T)."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} has dtype {mask.dtype}; it must be bool (use {name}.bool())")
+    require_shape(name, mask, "BT", (batch, length))
+
+
+def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """The dtype of the arithmetic: the widest of the arguments, and at least float32."""
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor is not None:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def lowest_log_decay(dtype: torch.dtype) -> float:
+    """A finite logarithm whose exponential is exactly 0 in ``dtype``.
+
+    Sums of decays are taken over logarithms no lower than this one. That changes no decay, keeps
+    −inf − (−inf) out, and keeps the sums small enough to be precise.
+    """
+    return -760.0 if dtype == torch.float64 else -110.0
+
+
+def apply_gates(
+    values_BTHS: Tensor, log_decay_BTH: Tensor, hold_BT: Tensor | None, reset_BT: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Write padding and document starts into the recurrence's own inputs.
+
+    A held position writes nothing and decays nothing; a reset is a decay of exactly 0.
+    """
+    if hold_BT is not None:
+        values_BTHS = values_BTHS.masked_fill(hold_BT[:, :, None, None], 0.0)
+        log_decay_BTH = log_decay_BTH.masked_fill(hold_BT[:, :, None], 0.0)
+    if reset_BT is not None:
+        log_decay_BTH = log_decay_BTH.masked_fill(reset_BT[:, :, None], float("-inf"))
+    return values_BTHS, log_decay_BTH
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which matrix products keep the dtype that the op has chosen."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

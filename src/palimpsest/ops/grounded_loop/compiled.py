@@ -1,0 +1,187 @@
+"""The engine of the window form in numba: one or two kernel calls between two products.
+
+The kernels compile on first use (some seconds, then cached on disk) and need no compiler on the
+user's machine. Gain and profile: docs/performance.md.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palimpsest.ops.grounded_loop.params import GroundedParams
+from palimpsest.ops.grounded_loop.reference import L2_EPS, RMS_EPS
+from palimpsest.ops.grounded_loop.window import run_window
+from palimpsest.ops.grounded_loop.workspace import BackwardBuffers, Window
+
+__all__ = ["NumbaEngine", "grounded_loop_numba", "numba_missing"]
+
+
+@cache
+def numba_missing() -> str | None:
+    """None where numba is installed, otherwise how to get it."""
+    if util.find_spec("numba") is None:
+        return "numba is not installed; pip install 'palimpsest-lm[numba]'"
+    return None
+
+
+def _view(tensor: Tensor) -> Any:
+    """The tensor's memory as a numpy array; bf16 as its bits."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.detach().view(torch.uint16).numpy()
+    return tensor.detach().numpy()
+
+
+class NumbaEngine:
+    """See :class:`palimpsest.ops.grounded_loop.workspace.Engine`."""
+
+    def __init__(self, window: Window, backward: BackwardBuffers | None) -> None:
+        from palimpsest.ops.grounded_loop import backward_kernels, forward_kernels
+
+        self.forward, self.back = forward_kernels, backward_kernels
+        w, lay = window, window.layout
+        real = _view(w.drive).dtype.type
+        self.one, self.rms_eps, self.l2_eps = real(1.0), real(RMS_EPS), real(L2_EPS)
+        self.per_d, self.per_q = real(1.0 / lay.D), real(1.0 / max(lay.Q, 1))
+        self.at = (
+            lay.D, lay.F, lay.H, lay.K, lay.U,
+            lay.query, lay.read_gate, lay.value, lay.beta, lay.decay, lay.key,
+        )  # fmt: skip
+        self.last = len(w.y) - 1
+        self.flags, self.drive, self.predicted = map(_view, (w.flags, w.drive, w.predicted))
+        self.unit, self.unit_scale = _view(w.unit), _view(w.unit_scale)
+        self.y = [_view(y) for y in w.y]
+        # A layer reads what lies below it: the state, or the output of the layer before.
+        self.below = [self.unit, *map(_view, w.mid)]
+        self.below_scale = [self.unit_scale, *map(_view, w.mid_scale)]
+        self.keys, self.updates = _view(w.rows.keys), _view(w.rows.updates)
+        self.decay = _view(w.rows.decay)
+        self.ground_bias = _view(w.folded.ground_bias_D)
+        self.key_bias, self.dt_bias = _view(w.folded.key_bias_P), _view(w.folded.dt_bias_H)
+        self.rate = _view(-torch.exp(w.folded.A_log_H))
+        self.gate_bias = [_view(layer.gate_bias_D) for layer in w.folded.layers]
+        self.query_bias = [_view(layer.query_bias_P) for layer in w.folded.layers]
+        if backward is None:
+            self._view_forward(w)
+        else:
+            self._view_backward(backward)
+
+    def _view_forward(self, w: Window) -> None:
+        self.s, self.key_input = _view(w.grounded), _view(w.key_input)
+        self.ground_in, self.z = _view(w.ground_in), _view(w.z)
+        self.c = _view(torch.empty_like(w.grounded))
+        self.scratch = _view(torch.empty_like(w.grounded[:, 0]))
+
+    def _view_backward(self, b: BackwardBuffers) -> None:
+        self.dc, self.ds_carry, self.ddrive = map(_view, (b.dc, b.ds_carry, b.ddrive))
+        self.dkey, self.dkey_bias, self.dA_log = map(_view, (b.dkey, b.dkey_bias, b.dA_log))
+        self.dpredicted, self.lam = _view(b.dpredicted), _view(b.lam)
+        self.queries, self.douts = _view(b.grads.queries), _view(b.grads.douts)
+        self.ws, self.phi = _view(b.grads.w), _view(b.grads.phi)
+        self.outputs, self.key_scale = _view(b.outputs), _view(b.key_scale)
+        self.query_scale = _view(b.query_scale)
+        self.dy, self.zs, self.dout = ([_view(x) for x in xs] for xs in (b.dy, b.z, b.dout))
+        self.dground, self.ground_in = _view(b.dground), _view(b.ground_in)
+        self.ground_scale, self.ground_y = _view(b.ground_scale), _view(b.ground_y)
+
+    # -- forward ------------------------------------------------------------------------------
+
+    def ground(self, t: int, y_BD: Tensor) -> None:
+        self.forward.ground(
+            t, _view(y_BD), self.ground_bias, self.predicted, self.drive, self.s, self.unit,
+            self.unit_scale, self.flags, self.one, self.rms_eps, self.per_d,
+        )  # fmt: skip
+
+    def mix(self, layer: int, t: int, j: int, memory: Tensor | None) -> None:
+        if memory is None:
+            self.forward.plain_mix(t, self.y[layer], self.z, self.at[0], self.at[1])
+            return
+        self.forward.memory_mix(
+            t, j, layer == 0, self.y[layer], self.z, self.query_bias[layer], self.key_input,
+            self.key_bias, self.rate, self.dt_bias, _view(memory), self.keys, self.updates,
+            self.decay, self.flags, self.at, self.one, self.rms_eps, self.l2_eps, self.per_q,
+        )  # fmt: skip
+
+    def predict(self, layer: int, t: int, out_BD: Tensor) -> None:
+        given = (
+            t, self.y[layer], self.gate_bias[layer], _view(out_BD), self.below[layer],
+            self.below_scale[layer], self.s, layer == 0,
+        )  # fmt: skip
+        if layer == self.last:
+            self.forward.predict_last(
+                *given, self.predicted, self.ground_in, self.flags, self.scratch, self.one,
+                self.rms_eps, self.per_d,
+            )  # fmt: skip
+        else:
+            self.forward.predict(
+                *given, self.below[layer + 1], self.below_scale[layer + 1], self.c, self.one,
+                self.rms_eps, self.per_d,
+            )  # fmt: skip
+
+    # -- backward -----------------------------------------------------------------------------
+
+    def predict_backward(self, layer: int, t: int, g: int) -> None:
+        self.back.layer_gate(
+            t, g, self.y[layer], self.gate_bias[layer], self.below[layer], self.below_scale[layer],
+            self.dc, self.dy[layer], self.dout[layer], self.flags, self.one,
+        )  # fmt: skip
+
+    def mix_backward(
+        self, layer: int, t: int, j: int, g: int, n: int, dz: Tensor, memory: Tensor | None
+    ) -> None:
+        if memory is None:
+            self.back.plain_mix(
+                t, g, self.y[layer], _view(dz), self.dy[layer], self.zs[layer], self.at[0],
+                self.at[1], self.one,
+            )  # fmt: skip
+            return
+        chunk = (_view(memory), self.keys, self.updates, self.decay, self.flags, self.at, self.one)
+        self.back.memory_mix(
+            t, j, g, self.y[layer], _view(dz), self.dy[layer], self.zs[layer], self.outputs[layer],
+            self.queries[layer], self.douts[layer], self.query_scale[layer], self.phi, *chunk,
+            self.rms_eps, self.per_q,
+        )  # fmt: skip
+        if layer == 0:
+            self.back.write(
+                t, j, g, n, self.y[0], self.dy[0], self.rate, self.dt_bias, self.dkey,
+                self.dkey_bias, self.dA_log, self.lam, self.queries, self.douts, self.ws, self.phi,
+                self.key_scale, *chunk,
+            )  # fmt: skip
+
+    def between_backward(self, layer: int, t: int, dunit_BD: Tensor) -> None:
+        self.back.between(
+            t, _view(dunit_BD), self.below[layer], self.below_scale[layer], self.dc, self.flags,
+            self.one, self.per_d,
+        )  # fmt: skip
+
+    def state_backward(self, t: int, g: int, dunit_BD: Tensor) -> None:
+        self.back.ground_gate(
+            t, g, _view(dunit_BD), self.unit, self.unit_scale, self.dc, self.ds_carry, self.ddrive,
+            self.ground_y, self.ground_bias, self.predicted, self.dground, self.flags, self.one,
+            self.per_d,
+        )  # fmt: skip
+
+    def ground_backward(self, t: int, g: int, dunit_BD: Tensor) -> None:
+        self.back.ground_norm(
+            t, g, _view(dunit_BD), self.ground_in, self.ground_scale, self.dc, self.dpredicted,
+            self.flags, self.one, self.per_d,
+        )  # fmt: skip
+
+
+def grounded_loop_numba(
+    drive_BTD: Tensor,
+    params: GroundedParams,
+    predicted_BD: Tensor,
+    grounded_BD: Tensor,
+    memory_BHKU: Tensor | None,
+    hold_BT: Tensor | None,
+    reset_BT: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """See :func:`palimpsest.ops.grounded_loop.grounded_loop`."""
+    return run_window(
+        NumbaEngine, drive_BTD, params, predicted_BD, grounded_BD, memory_BHKU, hold_BT, reset_BT
+    )
