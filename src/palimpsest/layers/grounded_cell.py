@@ -11,7 +11,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from palimpsest.layers.init import decay_rates, lecun_normal_, normal_, step_biases
+from palimpsest.layers.init import (
+    decay_rates,
+    lecun_normal_,
+    normal_,
+    step_biases,
+    uninitialised,
+)
 from palimpsest.layers.norm import RMSNorm
 from palimpsest.ops.grounded_loop import (
     GroundedParams,
@@ -25,7 +31,7 @@ __all__ = ["GroundedCell"]
 
 
 def _linear(fan_in: int, out: int, *, bias: bool = False, init: str = "lecun") -> nn.Linear:
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, fan_in, out, bias=bias)
+    layer = uninitialised(nn.Linear, fan_in, out, bias=bias)
     if init == "lecun":
         lecun_normal_(layer.weight)
     elif init == "zero":

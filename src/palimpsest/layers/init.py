@@ -6,13 +6,26 @@ Drawing in bf16 is not harmless: a uniform draw rounds to 0 and its logarithm to
 from __future__ import annotations
 
 import math
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["decay_rates", "lecun_normal_", "normal_", "step_biases"]
+__all__ = ["decay_rates", "lecun_normal_", "normal_", "step_biases", "uninitialised"]
+
+M = TypeVar("M", bound=nn.Module)
 
 TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut at ±2
+
+
+def uninitialised(module: type[M], *args: Any, **kwargs: Any) -> M:
+    """A module whose parameters are not drawn yet, on the default device.
+
+    Unlike ``skip_init`` alone it heeds ``with torch.device("meta")``, under which a model of any
+    size is built without memory or time.
+    """
+    made: M = nn.utils.skip_init(module, *args, device=torch.get_default_device(), **kwargs)
+    return made
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from palimpsest.errors import StateError
 from palimpsest.layers.grounded_cell import GroundedCell
-from palimpsest.layers.init import lecun_normal_, normal_
+from palimpsest.layers.init import lecun_normal_, normal_, uninitialised
 from palimpsest.layers.norm import RMSNorm
 from palimpsest.models.config import ModelConfig, positive
 from palimpsest.models.language_model import LanguageModel
@@ -104,12 +104,12 @@ class GroundedModel(LanguageModel):
 
     def __init__(self, config: GPNConfig) -> None:
         super().__init__(config)
-        self.embedding = nn.utils.skip_init(nn.Embedding, config.vocab_size, config.d_emb)
+        self.embedding = uninitialised(nn.Embedding, config.vocab_size, config.d_emb)
         self.fuse_norm = RMSNorm(config.d_emb)
-        self.fuse = nn.utils.skip_init(nn.Linear, config.d_emb, config.d_state, bias=False)
+        self.fuse = uninitialised(nn.Linear, config.d_emb, config.d_state, bias=False)
         self.cell = GroundedCell(config.d_state, config.d_ffn, config.n_layers, config.memory)
         self.decode_norm = RMSNorm(config.d_state)
-        self.decode = nn.utils.skip_init(
+        self.decode = uninitialised(
             nn.Linear, config.d_state, config.d_emb, bias=config.decoder_bias
         )
         normal_(self.embedding.weight, 0.02)

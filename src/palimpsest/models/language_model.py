@@ -190,6 +190,7 @@ class LanguageModel(nn.Module, ABC):
             StateError: a state of another model or batch size.
         """
         self._check_ids(input_ids, "input_ids")
+        input_ids = input_ids.long()  # embeddings take no narrower type
         batch, length = input_ids.shape
         hold_BT = self._mask(attention_mask, "attention_mask", input_ids)
         if hold_BT is not None:

@@ -11,7 +11,16 @@ from palimpsest.errors import ConfigError
 from palimpsest.models.config import ModelConfig
 from palimpsest.models.language_model import LanguageModel
 
-__all__ = ["Preset", "build", "list_models", "list_presets", "preset", "register", "resolve"]
+__all__ = [
+    "Preset",
+    "build",
+    "config_class",
+    "list_models",
+    "list_presets",
+    "preset",
+    "register",
+    "resolve",
+]
 
 M = TypeVar("M", bound=type[LanguageModel])
 
@@ -58,6 +67,11 @@ def list_models() -> list[str]:
 def list_presets() -> dict[str, Preset]:
     """All presets by name."""
     return dict(sorted(_presets.items()))
+
+
+def config_class(name: str) -> type[ModelConfig]:
+    """The configuration of an architecture (one of :func:`list_models`), for its fields."""
+    return _models[name][1]
 
 
 def resolve(name: str, fields: dict[str, Any]) -> tuple[type[LanguageModel], ModelConfig]:

@@ -8,7 +8,8 @@ kernels are compiled with :data:`OPTIONS`. NaN passes through every function: tr
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
@@ -16,14 +17,24 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-__all__ = ["OPTIONS", "exp", "get", "put", "sigmoid", "softplus"]
+__all__ = ["OPTIONS", "exp", "get", "jit", "put", "sigmoid", "softplus"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 OPTIONS: dict[str, Any] = {
     "fastmath": {"contract", "reassoc", "nsz", "arcp"},  # not nnan, ninf: they may drop NaN checks
     "error_model": "numpy",
     "nogil": True,
+    "_nrt": False,  # views of arguments need no reference counts; kernels allocate nothing
     "cache": True,
 }
+
+
+def jit(kernel: F) -> F:
+    """Compile a kernel with :data:`OPTIONS` on first use; the result is cached on disk."""
+    compiled: F = numba.njit(**OPTIONS)(kernel)
+    return compiled
+
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
@@ -80,7 +91,7 @@ _P2, _P1, _P0 = np.float32(4.16657959e-2), np.float32(1.66666655e-1), np.float32
 _ONE32, _ONE64 = np.float32(1.0), np.float64(1.0)
 
 
-@numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
+@jit
 def _exp32(x: Any) -> Any:
     """e^x to 2 ulp: 2^n · e^r with |r| ≤ ln2/2, e^r by a minimax polynomial of degree 7."""
     x = _LOW if x < _LOW else x

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.cross_entropy.reference import softmax_dtype
 
@@ -59,6 +60,7 @@ class _SumOfLosses(torch.autograd.Function):
         return losses_N.sum(), losses_N
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, dsum: Tensor, _: Tensor
     ) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -80,5 +82,7 @@ def cross_entropy_chunked(
     if torch.is_autocast_enabled(device):
         product = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
-        total, losses_N = _SumOfLosses.apply(features_NE, head_VE, targets_N, product)
+        total, losses_N = _SumOfLosses.apply(  # type: ignore[no-untyped-call]
+            features_NE, head_VE, targets_N, product
+        )
     return total, losses_N

@@ -52,7 +52,8 @@ def decay_scan(
         exclusive: return the state that each position finds (after its reset, before its write)
             instead of the one that it leaves.
         hold: (B, T) bool, True at padding: the state passes through unchanged.
-        reset: (B, T) bool, True at the first position of a document: the state is cleared before it.
+        reset: (B, T) bool, True at the first position of a document: the state is cleared before
+            it.
         backend: ``reference``, ``chunked`` or ``numba``.
 
     Returns:
@@ -84,9 +85,7 @@ def decay_scan(
     dtype = compute_dtype(values_BTHS, log_decay_BTH, initial_BHS)
     if initial_BHS is None:
         initial_BHS = values_BTHS.new_zeros(batch, heads, width, dtype=dtype)
-    run = _dispatcher.pick(
-        backend, lambda: "numba" if _prefers_numba(values_BTHS) else "chunked"
-    )
+    run = _dispatcher.pick(backend, lambda: "numba" if _prefers_numba(values_BTHS) else "chunked")
     states_BTHS, final_BHS = run(
         values_BTHS.to(dtype),
         log_decay_BTH.to(dtype),

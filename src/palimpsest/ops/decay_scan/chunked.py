@@ -136,7 +136,7 @@ def decay_scan_chunked(
     """The chunkwise form; arguments as in :func:`palimpsest.ops.decay_scan.decay_scan`."""
     values_BTHS, log_decay_BTH = apply_gates(values_BTHS, log_decay_BTH, hold_BT, reset_BT)
     with without_autocast(values_BTHS.device):
-        states_BTHS, final_BHS = _DecayScan.apply(values_BTHS, log_decay_BTH, initial_BHS)
+        states_BTHS, final_BHS = _DecayScan.apply(values_BTHS, log_decay_BTH, initial_BHS)  # type: ignore[no-untyped-call]
         if exclusive:
             states_BTHS = torch.cat([initial_BHS.unsqueeze(1), states_BTHS[:, :-1]], dim=1)
             if reset_BT is not None:

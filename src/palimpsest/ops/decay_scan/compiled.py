@@ -65,7 +65,7 @@ def decay_scan_numba(
     """The compiled loop; arguments as in :func:`palimpsest.ops.decay_scan.decay_scan`."""
     require_cpu("decay_scan", values_BTHS)
     values_BTHS, log_decay_BTH = apply_gates(values_BTHS, log_decay_BTH, hold_BT, reset_BT)
-    found_BTHS, final_BHS = _DecayScan.apply(values_BTHS, log_decay_BTH, initial_BHS)
+    found_BTHS, final_BHS = _DecayScan.apply(values_BTHS, log_decay_BTH, initial_BHS)  # type: ignore[no-untyped-call]
     if not exclusive:
         return torch.cat([found_BTHS[:, 1:], final_BHS.unsqueeze(1)], dim=1), final_BHS
     if reset_BT is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -73,9 +74,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
 
 
-def run_rows(
-    kernel: Callable[..., None], arguments: tuple[Any, ...], rows: int, work: int
-) -> None:
+def run_rows(kernel: Callable[..., None], arguments: tuple[Any, ...], rows: int, work: int) -> None:
     """Call ``kernel(*arguments, low, high)`` on ranges that together cover the rows.
 
     Args:
@@ -93,8 +92,7 @@ def run_rows(
         _pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="palimpsest")
     bounds = [rows * part // parts for part in range(parts + 1)]
     others = [
-        _pool.submit(kernel, *arguments, low, high)
-        for low, high in zip(bounds[1:-1], bounds[2:], strict=True)
+        _pool.submit(kernel, *arguments, low, high) for low, high in itertools.pairwise(bounds[1:])
     ]
     kernel(*arguments, bounds[0], bounds[1])
     for other in others:

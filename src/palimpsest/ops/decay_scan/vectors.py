@@ -17,23 +17,36 @@ from numba import errors
 from numba.core import types
 from numba.extending import intrinsic, models, register_model
 
-__all__ = ["dot", "load", "multiply_add", "scale", "scale_add", "store", "total", "zeros_like"]
+__all__ = [
+    "dot",
+    "load",
+    "multiply",
+    "multiply_add",
+    "one_minus_square",
+    "scale",
+    "scale_add",
+    "store",
+    "total",
+    "zeros_like",
+]
 
 _FLAGS = ("contract", "reassoc", "nsz")
 _INDEX = ir.IntType(32)
 
 
-class _Vector(types.Type):  # type: ignore[misc]
+class _Vector(types.Type):
     def __init__(self, entry: Any, width: int) -> None:
         self.entry = entry
         self.width = width
-        super().__init__(name=f"palimpsest_vector({entry}, {width})")
+        name = f"palimpsest_vector({entry}, {width})"
+        super().__init__(name=name)
 
 
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vector: _Vector) -> None:
         entry = ir.FloatType() if vector.entry == types.float32 else ir.DoubleType()
-        super().__init__(manager, vector, ir.VectorType(entry, vector.width))
+        lanes = ir.VectorType(entry, vector.width)
+        super().__init__(manager, vector, lanes)  # type: ignore[no-untyped-call]
 
 
 register_model(_Vector)(_VectorModel)
@@ -131,6 +144,25 @@ def _multiply_add(typing: Any, left: Any, right: Any, addend: Any) -> Any:
     return left(left, left, left), generate
 
 
+def _multiply(typing: Any, left: Any, right: Any) -> Any:
+    """``multiply(left, right)``: entry by entry."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.fmul(args[0], args[1], flags=_FLAGS)
+
+    return left(left, left), generate
+
+
+def _one_minus_square(typing: Any, vector: Any) -> Any:
+    """``one_minus_square(vector)``: the slope of tanh where its value is the vector."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        ones = ir.Constant(args[0].type, [1.0] * vector.width)
+        return builder.fsub(ones, builder.fmul(args[0], args[0], flags=_FLAGS), flags=_FLAGS)
+
+    return vector(vector), generate
+
+
 def _dot(typing: Any, left: Any, right: Any) -> Any:
     """``dot(left, right)``: a scalar."""
 
@@ -150,11 +182,13 @@ def _total(typing: Any, vector: Any) -> Any:
     return vector.entry(vector), generate
 
 
-load = intrinsic(_load)
-store = intrinsic(_store)
-zeros_like = intrinsic(_zeros_like)
-scale = intrinsic(_scale)
-scale_add = intrinsic(_scale_add)
-multiply_add = intrinsic(_multiply_add)
-dot = intrinsic(_dot)
-total = intrinsic(_total)
+load: Any = intrinsic(_load)
+store: Any = intrinsic(_store)
+zeros_like: Any = intrinsic(_zeros_like)
+scale: Any = intrinsic(_scale)
+scale_add: Any = intrinsic(_scale_add)
+multiply_add: Any = intrinsic(_multiply_add)
+multiply: Any = intrinsic(_multiply)
+one_minus_square: Any = intrinsic(_one_minus_square)
+dot: Any = intrinsic(_dot)
+total: Any = intrinsic(_total)

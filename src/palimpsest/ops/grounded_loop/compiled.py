@@ -10,13 +10,15 @@ from functools import cache
 from importlib import util
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from palimpsest.ops.grounded_loop.chunks import ChunkRows
 from palimpsest.ops.grounded_loop.params import GroundedParams
 from palimpsest.ops.grounded_loop.reference import L2_EPS, RMS_EPS
 from palimpsest.ops.grounded_loop.window import run_window
-from palimpsest.ops.grounded_loop.workspace import BackwardBuffers, Window
+from palimpsest.ops.grounded_loop.workspace import BackwardBuffers, Step, Window
 
 __all__ = ["NumbaEngine", "grounded_loop_numba", "numba_missing"]
 
@@ -40,9 +42,13 @@ class NumbaEngine:
     """See :class:`palimpsest.ops.grounded_loop.workspace.Engine`."""
 
     def __init__(self, window: Window, backward: BackwardBuffers | None) -> None:
-        from palimpsest.ops.grounded_loop import backward_kernels, forward_kernels
+        from palimpsest.ops.grounded_loop import (
+            backward_kernels,
+            forward_kernels,
+            memory_kernels,
+        )
 
-        self.forward, self.back = forward_kernels, backward_kernels
+        self.forward, self.back, self.mem = forward_kernels, backward_kernels, memory_kernels
         w, lay = window, window.layout
         real = _view(w.drive).dtype.type
         self.one, self.rms_eps, self.l2_eps = real(1.0), real(RMS_EPS), real(L2_EPS)
@@ -58,8 +64,8 @@ class NumbaEngine:
         # A layer reads what lies below it: the state, or the output of the layer before.
         self.below = [self.unit, *map(_view, w.mid)]
         self.below_scale = [self.unit_scale, *map(_view, w.mid_scale)]
-        self.keys, self.updates = _view(w.rows.keys), _view(w.rows.updates)
-        self.decay = _view(w.rows.decay)
+        self.has_memory = lay.H > 0
+        self.scratch = _view(w.drive.new_empty(4, max(lay.Q, lay.K)))
         self.ground_bias = _view(w.folded.ground_bias_D)
         self.key_bias, self.dt_bias = _view(w.folded.key_bias_P), _view(w.folded.dt_bias_H)
         self.rate = _view(-torch.exp(w.folded.A_log_H))
@@ -72,11 +78,18 @@ class NumbaEngine:
 
     def _view_forward(self, w: Window) -> None:
         self.s, self.key_input = _view(w.grounded), _view(w.key_input)
+        self.memory = None if w.memory is None else _view(w.memory)
+        self._view_rows(w.rows)
         self.ground_in, self.z = _view(w.ground_in), _view(w.z)
         self.c = _view(torch.empty_like(w.grounded))
-        self.scratch = _view(torch.empty_like(w.grounded[:, 0]))
+        self.unused_scale = _view(torch.empty_like(w.grounded[:, 0]))
+
+    def _view_rows(self, rows: ChunkRows) -> None:
+        self.keys, self.updates, self.decay = map(_view, (rows.keys, rows.updates, rows.decay))
 
     def _view_backward(self, b: BackwardBuffers) -> None:
+        self._view_rows(b.rows)
+        self.memories, self.key_input = _view(b.memories), _view(b.key_input)
         self.dc, self.ds_carry, self.ddrive = map(_view, (b.dc, b.ds_carry, b.ddrive))
         self.dkey, self.dkey_bias, self.dA_log = map(_view, (b.dkey, b.dkey_bias, b.dA_log))
         self.dpredicted, self.lam = _view(b.dpredicted), _view(b.lam)
@@ -96,14 +109,15 @@ class NumbaEngine:
             self.unit_scale, self.flags, self.one, self.rms_eps, self.per_d,
         )  # fmt: skip
 
-    def mix(self, layer: int, t: int, j: int, memory: Tensor | None) -> None:
-        if memory is None:
+    def mix(self, layer: int, t: int, j: int) -> None:
+        if self.memory is None:
             self.forward.plain_mix(t, self.y[layer], self.z, self.at[0], self.at[1])
             return
         self.forward.memory_mix(
             t, j, layer == 0, self.y[layer], self.z, self.query_bias[layer], self.key_input,
-            self.key_bias, self.rate, self.dt_bias, _view(memory), self.keys, self.updates,
-            self.decay, self.flags, self.at, self.one, self.rms_eps, self.l2_eps, self.per_q,
+            self.key_bias, self.rate, self.dt_bias, self.memory, self.keys, self.updates,
+            self.decay, self.flags, self.scratch, self.at, self.one, self.rms_eps, self.l2_eps,
+            self.per_q,
         )  # fmt: skip
 
     def predict(self, layer: int, t: int, out_BD: Tensor) -> None:
@@ -113,7 +127,7 @@ class NumbaEngine:
         )  # fmt: skip
         if layer == self.last:
             self.forward.predict_last(
-                *given, self.predicted, self.ground_in, self.flags, self.scratch, self.one,
+                *given, self.predicted, self.ground_in, self.flags, self.unused_scale, self.one,
                 self.rms_eps, self.per_d,
             )  # fmt: skip
         else:
@@ -122,53 +136,79 @@ class NumbaEngine:
                 self.rms_eps, self.per_d,
             )  # fmt: skip
 
+    def flush(self, n: int) -> None:
+        self.forward.flush(self.memory, self.keys, self.updates, self.decay, n, self.one)
+
     # -- backward -----------------------------------------------------------------------------
 
-    def predict_backward(self, layer: int, t: int, g: int) -> None:
-        self.back.layer_gate(
-            t, g, self.y[layer], self.gate_bias[layer], self.below[layer], self.below_scale[layer],
-            self.dc, self.dy[layer], self.dout[layer], self.flags, self.one,
+    def recompute(self, block: list[tuple[int, int]]) -> None:
+        origin = block[0][0]
+        starts = np.array([start - origin for start, _ in block] + [block[-1][1] - origin])
+        self.mem.recompute_rows(
+            origin, starts, self.y[0], self.key_input, self.key_bias, self.rate, self.dt_bias,
+            self.keys, self.key_scale, self.updates, self.decay, self.memories, self.flags,
+            self.at, self.one, self.l2_eps,
+        )  # fmt: skip
+        for i, y in enumerate(self.y):
+            self.mem.recompute_outputs(
+                origin, starts, y, self.query_bias[i], self.queries[i], self.query_scale[i],
+                self.outputs[i], self.keys, self.updates, self.decay, self.memories, self.at,
+                self.one, self.l2_eps,
+            )  # fmt: skip
+
+    def enter_chunk(self, chunk: int) -> None:
+        self.mem.enter_chunk(self.lam, self.memories[chunk + 1], self.phi, self.one)
+
+    def leave_chunk(self, chunk: int, start: int, lo: int, hi: int) -> None:
+        self.mem.leave_chunk(
+            start, lo, hi, self.lam, self.keys, self.decay, self.queries, self.douts, self.ws,
+            self.flags, self.one,
         )  # fmt: skip
 
-    def mix_backward(
-        self, layer: int, t: int, j: int, g: int, n: int, dz: Tensor, memory: Tensor | None
-    ) -> None:
-        if memory is None:
-            self.back.plain_mix(
-                t, g, self.y[layer], _view(dz), self.dy[layer], self.zs[layer], self.at[0],
-                self.at[1], self.one,
-            )  # fmt: skip
+    def predict_backward(self, layer: int, at: Step) -> None:
+        self.back.layer_gate(
+            at.t, at.s, self.y[layer], self.gate_bias[layer], self.below[layer],
+            self.below_scale[layer], self.dc, self.dy[layer], self.dout[layer], self.flags,
+            self.one,
+        )  # fmt: skip
+
+    def mix_backward(self, layer: int, at: Step, dz: Tensor) -> None:
+        ours = self.y[layer], _view(dz), self.dy[layer], self.zs[layer]
+        if not self.has_memory:
+            self.back.plain_mix(at.t, at.s, *ours, self.at[0], self.at[1], self.one)
             return
-        chunk = (_view(memory), self.keys, self.updates, self.decay, self.flags, self.at, self.one)
-        self.back.memory_mix(
-            t, j, g, self.y[layer], _view(dz), self.dy[layer], self.zs[layer], self.outputs[layer],
-            self.queries[layer], self.douts[layer], self.query_scale[layer], self.phi, *chunk,
-            self.rms_eps, self.per_q,
+        chunk = (
+            self.memories[at.chunk], self.keys, self.updates, self.decay, self.flags,
+            self.scratch, self.at, self.one,
+        )  # fmt: skip
+        self.mem.memory_mix(
+            at.t, at.s, at.lo, *ours, self.outputs[layer], self.queries[layer], self.douts[layer],
+            self.query_scale[layer], self.phi, *chunk, self.rms_eps, self.per_q,
         )  # fmt: skip
         if layer == 0:
-            self.back.write(
-                t, j, g, n, self.y[0], self.dy[0], self.rate, self.dt_bias, self.dkey,
-                self.dkey_bias, self.dA_log, self.lam, self.queries, self.douts, self.ws, self.phi,
-                self.key_scale, *chunk,
+            self.mem.write(
+                at.t, at.s, at.lo, at.hi, self.y[0], self.dy[0], self.rate, self.dt_bias,
+                self.dkey, self.dkey_bias, self.dA_log, self.lam, self.queries, self.douts,
+                self.ws, self.phi, self.key_scale, *chunk,
             )  # fmt: skip
 
-    def between_backward(self, layer: int, t: int, dunit_BD: Tensor) -> None:
+    def between_backward(self, layer: int, at: Step, dunit_BD: Tensor) -> None:
         self.back.between(
-            t, _view(dunit_BD), self.below[layer], self.below_scale[layer], self.dc, self.flags,
-            self.one, self.per_d,
-        )  # fmt: skip
-
-    def state_backward(self, t: int, g: int, dunit_BD: Tensor) -> None:
-        self.back.ground_gate(
-            t, g, _view(dunit_BD), self.unit, self.unit_scale, self.dc, self.ds_carry, self.ddrive,
-            self.ground_y, self.ground_bias, self.predicted, self.dground, self.flags, self.one,
-            self.per_d,
-        )  # fmt: skip
-
-    def ground_backward(self, t: int, g: int, dunit_BD: Tensor) -> None:
-        self.back.ground_norm(
-            t, g, _view(dunit_BD), self.ground_in, self.ground_scale, self.dc, self.dpredicted,
+            at.t, _view(dunit_BD), self.below[layer], self.below_scale[layer], self.dc,
             self.flags, self.one, self.per_d,
+        )  # fmt: skip
+
+    def state_backward(self, at: Step, dunit_BD: Tensor) -> None:
+        self.back.ground_gate(
+            at.t, at.s, _view(dunit_BD), self.unit, self.unit_scale, self.dc, self.ds_carry,
+            self.ddrive, self.ground_y, self.ground_bias, self.predicted, self.dground,
+            self.flags, self.one, self.per_d,
+        )  # fmt: skip
+
+    def ground_backward(self, at: Step, dunit_BD: Tensor) -> None:
+        self.back.ground_norm(
+            at.t, at.s, _view(dunit_BD), self.ground_in, self.ground_scale, self.dc,
+            self.dpredicted, self.flags, self.one, self.per_d,
         )  # fmt: skip
 
 

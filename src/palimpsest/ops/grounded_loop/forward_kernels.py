@@ -3,8 +3,8 @@
 Arrays are numpy views of the window's buffers (bf16 as uint16). ``at`` holds the column offsets
 (D, F, H, K, U, query, read_gate, value, beta, decay, key).
 
-Legend: T steps, B rows, D d_state, F d_ffn, H heads, K d_key, U d_val, Q = H·U, C steps of a
-chunk, t a step, j its place in the chunk.
+Legend: D d_state, F d_ffn, H heads, K d_key, U d_val, Q = H·U, S steps of a chunk, t a step, j its
+place in the chunk.
 """
 
 from __future__ import annotations
@@ -12,18 +12,26 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
-import numpy as np
+from palimpsest.ops.simd import exp, get, jit, put, sigmoid, softplus
 
-from palimpsest.ops.simd import OPTIONS, exp, get, put, sigmoid, softplus
-
-__all__ = ["ground", "memory_mix", "plain_mix", "predict", "predict_last"]
+__all__ = ["flush", "ground", "memory_mix", "plain_mix", "predict", "predict_last"]
 
 HOLD, RESET = 1, 2
-jit = numba.njit(**OPTIONS)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
+def _fill(out: Any, value: Any) -> None:
+    for i in range(out.shape[0]):
+        out[i] = value
+
+
+@jit
+def _copy(out: Any, x: Any) -> None:
+    for i in range(out.shape[0]):
+        out[i] = x[i]
+
+
+@jit
 def ground(
     t: int, y: Any, bias: Any, predicted: Any, drive: Any, s: Any, unit: Any, scale: Any,
     flags: Any, one: Any, eps: Any, per_d: Any,
@@ -36,13 +44,13 @@ def ground(
             for i in range(s_D.shape[0]):
                 s_D[i] = p_D[i] * sigmoid(get(y_D, i) + bias[i]) + d_D[i]
         elif flag == RESET:
-            s_D[:] = d_D
+            _copy(s_D, d_D)
         elif flag == HOLD | RESET:
-            s_D[:] = one - one
+            _fill(s_D, one - one)
         _unit(s_D, u_D, scale[t], row, one, eps, per_d)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _unit(x: Any, out: Any, scale: Any, row: int, one: Any, eps: Any, per_d: Any) -> None:
     """out = x / sqrt(mean(x²) + eps), and the factor."""
     total = one - one
@@ -54,7 +62,7 @@ def _unit(x: Any, out: Any, scale: Any, row: int, one: Any, eps: Any, per_d: Any
         put(out, i, x[i] * factor)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _swiglu(y_N: Any, z_Z: Any, D: int, F: int) -> None:
     a, b = y_N[D : D + F], y_N[D + F : D + F + F]
     for i in range(F):
@@ -62,16 +70,16 @@ def _swiglu(y_N: Any, z_Z: Any, D: int, F: int) -> None:
         put(z_Z, i, x * sigmoid(x) * get(b, i))
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def plain_mix(t: int, y: Any, z: Any, D: int, F: int) -> None:
     """z = silu(a) · b, for a block without memory."""
     for row in range(z.shape[0]):
         _swiglu(y[t, row], z[row], D, F)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _unit_relu(x: Any, bias: Any, out: Any, one: Any, eps: Any) -> None:
-    """out = l2(relu(x + bias))."""
+@jit
+def _unit_relu(x: Any, bias: Any, out: Any, one: Any, eps: Any) -> Any:
+    """out = l2(relu(x + bias)), and the factor."""
     zero = one - one
     total = zero
     for i in range(out.shape[0]):
@@ -82,14 +90,15 @@ def _unit_relu(x: Any, bias: Any, out: Any, one: Any, eps: Any) -> None:
     factor = one / math.sqrt(total + eps)
     for i in range(out.shape[0]):
         out[i] *= factor
+    return factor
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _read_two(memory_KU: Any, q_K: Any, k_K: Any, from_q: Any, from_k: Any, zero: Any) -> None:
     """Mᵀq and Mᵀk in one pass over M, two rows at a time."""
     K, U = memory_KU.shape
-    from_q[:] = zero
-    from_k[:] = zero
+    _fill(from_q, zero)
+    _fill(from_k, zero)
     for i in range(0, K - 1, 2):
         q0, q1, k0, k1 = q_K[i], q_K[i + 1], k_K[i], k_K[i + 1]
         m0, m1 = memory_KU[i], memory_KU[i + 1]
@@ -103,17 +112,17 @@ def _read_two(memory_KU: Any, q_K: Any, k_K: Any, from_q: Any, from_k: Any, zero
             from_k[u] += k0 * m0[u]
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _read_one(memory_KU: Any, q_K: Any, from_q: Any, zero: Any) -> None:
     """Mᵀq."""
-    from_q[:] = zero
+    _fill(from_q, zero)
     for i in range(memory_KU.shape[0]):
         q0, m0 = q_K[i], memory_KU[i]
         for u in range(from_q.shape[0]):
             from_q[u] += q0 * m0[u]
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _dot(a: Any, b: Any, zero: Any) -> Any:
     total = zero
     for i in range(a.shape[0]):
@@ -121,24 +130,54 @@ def _dot(a: Any, b: Any, zero: Any) -> Any:
     return total
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _axpy(out: Any, c: Any, x: Any) -> None:
     for i in range(out.shape[0]):
         out[i] += c * x[i]
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
+def _add_rows(
+    out_KU: Any, keys_SK: Any, updates_SU: Any, G_S: Any, lo: int, hi: int, one: Any
+) -> None:
+    """A chunk's rows into the memory of its start: M ← e^G M + Σ_i e^(G − G_i) k_i u_iᵀ."""
+    G = G_S[hi - 1]
+    carry = exp(G)
+    for k in range(out_KU.shape[0]):
+        row = out_KU[k]
+        for u in range(row.shape[0]):
+            row[u] *= carry
+    for i in range(lo, hi - 1, 2):
+        w0, w1 = exp(G - G_S[i]), exp(G - G_S[i + 1])
+        u0, u1 = updates_SU[i], updates_SU[i + 1]
+        for k in range(out_KU.shape[0]):
+            row, c0, c1 = out_KU[k], w0 * keys_SK[i, k], w1 * keys_SK[i + 1, k]
+            for u in range(row.shape[0]):
+                row[u] += c0 * u0[u] + c1 * u1[u]
+    if (hi - lo) % 2:
+        for k in range(out_KU.shape[0]):
+            _axpy(out_KU[k], keys_SK[hi - 1, k], updates_SU[hi - 1])
+
+
+@jit
+def flush(memory: Any, keys: Any, updates: Any, decay: Any, n: int, one: Any) -> None:
+    """The n rows of a chunk into the memory, in place."""
+    for row in range(memory.shape[0]):
+        for h in range(memory.shape[1]):
+            _add_rows(memory[row, h], keys[row, h], updates[row, h], decay[row, h], 0, n, one)
+
+
+@jit
 def memory_mix(
     t: int, j: int, first: bool, y: Any, z: Any, query_bias: Any, key_input: Any, key_bias: Any,
     rate: Any, dt_bias: Any, memory: Any, keys: Any, updates: Any, decay: Any, flags: Any,
-    at: Any, one: Any, rms_eps: Any, l2_eps: Any, per_q: Any,
+    scratch: Any, at: Any, one: Any, rms_eps: Any, l2_eps: Any, per_q: Any,
 ) -> None:  # fmt: skip
     """z = [silu(a) · b | silu(r) · norm(Mᵀq)]; the first layer writes M (as rows of the chunk)."""
     D, F, H, K, U, c_query, c_gate, c_value, c_beta, c_decay, c_key = at
     Q = H * U
     zero = one - one
-    key, query = np.empty(K, memory.dtype), np.empty(K, memory.dtype)
-    read, out = np.empty(U, memory.dtype), np.empty(Q, memory.dtype)
+    key, query, read, out = scratch[0, :K], scratch[1, :K], scratch[2, :U], scratch[3, :Q]
     for row in range(z.shape[0]):
         y_N, z_Z, flag = y[t, row], z[row], flags[t, row]
         if flag & HOLD:
@@ -146,8 +185,8 @@ def memory_mix(
                 put(z_Z, i, zero)
             if first:
                 for h in range(H):
-                    keys[row, h, j] = zero
-                    updates[row, h, j] = zero
+                    _fill(keys[row, h, j], zero)
+                    _fill(updates[row, h, j], zero)
                     decay[row, h, j] = decay[row, h, j - 1] if j else zero
                 for i in range(Q):
                     put(y_N, c_value + i, zero)
@@ -156,7 +195,7 @@ def memory_mix(
             continue
         _swiglu(y_N, z_Z, D, F)
         if first and flag & RESET:
-            key_input[row] = zero
+            _fill(key_input[row], zero)
         for h in range(H):
             G_C, keys_CK, updates_CU = decay[row, h], keys[row, h], updates[row, h]
             out_U = out[h * U : h * U + U]
@@ -177,7 +216,7 @@ def memory_mix(
                 beta = sigmoid(get(y_N, c_beta + h))
                 G_C[j] = before + rate[h] * softplus(get(y_N, c_decay + h) + dt_bias[h])
                 update_U, value_U = updates_CU[j], y_N[at_v : at_v + U]
-                keys_CK[j, :] = key
+                _copy(keys_CK[j], key)
                 for u in range(U):
                     read[u] = get(value_U, u) - read[u]
                 for u in range(U):
@@ -203,7 +242,7 @@ def memory_mix(
             put(read_Q, i, r * sigmoid(r) * (out[i] * factor))
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def predict(
     t: int, y: Any, bias: Any, out: Any, below: Any, below_scale: Any, s: Any, first: bool,
     unit: Any, scale: Any, c: Any, one: Any, eps: Any, per_d: Any,
@@ -214,7 +253,7 @@ def predict(
         _unit(c[row], unit[t, row], scale[t], row, one, eps, per_d)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _layer_output(
     t: int, row: int, y: Any, bias: Any, out: Any, below: Any, below_scale: Any, s: Any,
     first: bool, c_D: Any, one: Any,
@@ -230,7 +269,7 @@ def _layer_output(
             c_D[i] = sigmoid(get(y_D, i) + bias[i]) * (get(u_D, i) * rms) + get(out_D, i)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def predict_last(
     t: int, y: Any, bias: Any, out: Any, below: Any, below_scale: Any, s: Any, first: bool,
     predicted: Any, ground_in: Any, flags: Any, scratch: Any, one: Any, eps: Any, per_d: Any,
@@ -240,9 +279,9 @@ def predict_last(
         c_D, flag = predicted[t + 1, row], flags[t, row]
         if flag & HOLD:
             if flag & RESET:
-                c_D[:] = one - one
+                _fill(c_D, one - one)
             else:
-                c_D[:] = predicted[t, row]
+                _copy(c_D, predicted[t, row])
         else:
             _layer_output(t, row, y, bias, out, below, below_scale, s, first, c_D, one)
         _unit(c_D, ground_in[row], scratch, row, one, eps, per_d)

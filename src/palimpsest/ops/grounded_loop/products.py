@@ -44,13 +44,13 @@ def prepare(weight_OI: Tensor, rows: int, steps: int) -> Product:
 def _pack_bf16(weight_OI: Tensor, rows: int) -> Product:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, rows)
     run = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x_BI: run(x_BI, packed, None, "none", [], "")  # type: ignore[no-any-return]
+    return lambda x_BI: run(x_BI, packed, None, "none", [], "")
 
 
 def _pack_fp32(weight_OI: Tensor, rows: int) -> Product:
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight_OI, rows)
     run = torch.ops.mkl._mkl_linear.default
-    return lambda x_BI: run(x_BI, packed, weight_OI, None, rows)  # type: ignore[no-any-return]
+    return lambda x_BI: run(x_BI, packed, weight_OI, None, rows)
 
 
 @cache

@@ -40,8 +40,8 @@ def l2_normalise(x: Tensor) -> Tensor:
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weight.T`` (in autocast's dtype where it is on), returned in the dtype of x."""
-    product: Tensor = functional.linear(x, weight)
-    return product.to(x.dtype)
+    product: Tensor = functional.linear(x, weight).to(x.dtype)
+    return product
 
 
 def ground(predicted_BD: Tensor, drive_BD: Tensor, p: GroundParams) -> Tensor:
@@ -67,7 +67,8 @@ def write(memory_BHKU: Tensor, previous_BD: Tensor, grounded_BD: Tensor, p: Writ
     )
     error_BHU = value_BHU - torch.einsum("bhku,bhk->bhu", memory_BHKU, key_BHK)
     update_BHKU = key_BHK[..., :, None] * (beta_BH[..., None] * error_BHU)[..., None, :]
-    return torch.exp(log_decay_BH)[..., None, None] * memory_BHKU + update_BHKU
+    decay_BH11 = torch.exp(log_decay_BH)[..., None, None]
+    return decay_BH11 * memory_BHKU + update_BHKU
 
 
 def read(memory_BHKU: Tensor, current_BD: Tensor, p: ReadParams) -> Tensor:

@@ -1,7 +1,7 @@
 """The buffers of one window, and the protocol of the elementwise engines that work on them.
 
 Legend: T steps, B batch, D d_state, F d_ffn, H heads, K d_key, U d_val, P = H·K, Q = H·U, L layers,
-C steps of a chunk, N columns of a first product, Z = F + Q, g a row of a group of steps.
+S steps of a block, N columns of a first product, Z = F + Q.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from palimpsest.ops.grounded_loop.chunks import ChunkGrads, ChunkRows
 from palimpsest.ops.grounded_loop.folding import Folded, Layout
 
-__all__ = ["HOLD", "RESET", "BackwardBuffers", "Engine", "Window", "row_flags"]
+__all__ = ["HOLD", "RESET", "BackwardBuffers", "Engine", "Step", "Window", "row_flags"]
 
 HOLD, RESET = 1, 2
 
@@ -26,8 +26,8 @@ class Window:
 
     ``cd`` is the dtype of the products (bf16, fp32 or fp64); the rest is in the state's dtype, at
     least fp32. Saved for the backward, per token and row: ``unit`` D, ``y`` N of each layer and,
-    for L > 1, ``mid`` D of each layer but the last, in ``cd``; three scalars; and the memory at
-    each chunk's start, H·K·U per C tokens, in the state's dtype. With the drive coming in and the
+    for L > 1, ``mid`` D of each layer but the last, in ``cd``; a scalar; and the memory at each
+    block's start, H·K·U per 2048/B tokens, in the state's dtype. With the drive coming in and the
     predictions going out (which the caller has anyway) that is all.
     """
 
@@ -43,6 +43,7 @@ class Window:
     mid: list[Tensor]  # L−1 × (T,B,D) cd: c / rms(c) between layers
     mid_scale: list[Tensor]  # L−1 × (T,B)
     key_input: Tensor  # (B,P) the next write's key before bias and relu
+    memory: Tensor | None  # (B,H,K,U) M at the current chunk's start
     rows: ChunkRows  # of the current chunk
     ground_in: Tensor  # (B,D) cd: predicted / rms(predicted), input of the ground product
     z: Tensor  # (B,Z) cd: input of the second product
@@ -50,7 +51,7 @@ class Window:
 
 @dataclass
 class BackwardBuffers:
-    """What the backward adds: running gradients, and rows of a group for the weights' products."""
+    """What the backward adds: running gradients, and the rows of a block."""
 
     dc: Tensor  # (B,D) gradient of the prediction, then of the layer's input
     ds_carry: Tensor  # (B,D) gradient of s that a held row passes on
@@ -60,47 +61,73 @@ class BackwardBuffers:
     ddrive: Tensor  # (T,B,D)
     dpredicted: Tensor  # (T,B,D) gradient of the outputs
     lam: Tensor  # (B,H,K,U) Λ at the chunk's end
+    key_input: Tensor  # (B,P) key input of the window's first step
+    # of a block, recomputed: its memory's rows, and M at each chunk's start and at the end
+    rows: ChunkRows
+    memories: Tensor  # (chunks + 1,B,H,K,U)
+    outputs: Tensor  # (L,B,H,S,U) o
+    key_scale: Tensor  # (B,H,S) 1 / norm of the key
+    query_scale: Tensor  # (L,B,H,S)
+    ground_in: Tensor  # (S,B,D) cd
+    ground_scale: Tensor  # (S,B)
+    ground_y: Tensor  # (S,B,D) cd
+    # of a block, made: what the weights' products need
     grads: ChunkGrads
-    outputs: Tensor  # (L,B,H,C,U) o of the chunk, recomputed
-    key_scale: Tensor  # (B,H,C) 1 / norm of the key
-    query_scale: Tensor  # (L,B,H,C)
-    dy: list[Tensor]  # L × (g,B,N) cd
-    z: list[Tensor]  # L × (g,B,Z) cd
-    dout: list[Tensor]  # L × (g,B,D) cd
-    dground: Tensor  # (g,B,D) cd
-    ground_in: Tensor  # (g,B,D) cd, recomputed
-    ground_scale: Tensor  # (g,B)
-    ground_y: Tensor  # (g,B,D) cd, recomputed
+    dy: list[Tensor]  # L × (S,B,N) cd
+    z: list[Tensor]  # L × (S,B,Z) cd
+    dout: list[Tensor]  # L × (S,B,D) cd
+    dground: Tensor  # (S,B,D) cd
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the backward: t in the window, s in the block, [lo, hi) its chunk in the block."""
+
+    t: int
+    s: int
+    lo: int
+    hi: int
+    chunk: int
 
 
 class Engine(Protocol):
-    """The elementwise work and the per-step memory reads; t a step, j its place in the chunk."""
+    """The elementwise work and the memory; t is a step of the window, j its place in the chunk."""
 
     def ground(self, t: int, y_BD: Tensor) -> None:
         """s, unit and unit_scale from the ground product."""
 
-    def mix(self, layer: int, t: int, j: int, memory: Tensor | None) -> None:
+    def mix(self, layer: int, t: int, j: int) -> None:
         """z from the layer's first product; the first layer writes the memory."""
 
     def predict(self, layer: int, t: int, out_BD: Tensor) -> None:
         """The layer's output: into mid, or into predicted and ground_in for the last."""
 
-    def predict_backward(self, layer: int, t: int, g: int) -> None:
+    def flush(self, n: int) -> None:
+        """The n rows of the chunk into the memory."""
+
+    def recompute(self, block: list[tuple[int, int]]) -> None:
+        """A block's memory rows, memories and outputs again; memories[0] is given."""
+
+    def enter_chunk(self, chunk: int) -> None:
+        """φ = ⟨Λ, M⟩ at the chunk's end."""
+
+    def predict_backward(self, layer: int, at: Step) -> None:
         """From dc: the gate's columns of dy, dout, and dc of the layer's input."""
 
-    def mix_backward(
-        self, layer: int, t: int, j: int, g: int, n: int, dz: Tensor, memory: Tensor | None
-    ) -> None:
+    def mix_backward(self, layer: int, at: Step, dz: Tensor) -> None:
         """From dz: the remaining columns of dy, z again, and the memory's backward."""
 
-    def between_backward(self, layer: int, t: int, dunit_BD: Tensor) -> None:
+    def between_backward(self, layer: int, at: Step, dunit_BD: Tensor) -> None:
         """dc of the layer below, through its norm (layers after the first)."""
 
-    def state_backward(self, t: int, g: int, dunit_BD: Tensor) -> None:
+    def state_backward(self, at: Step, dunit_BD: Tensor) -> None:
         """ds through the norm; ddrive, dground, dc of the prediction before (gate path)."""
 
-    def ground_backward(self, t: int, g: int, dunit_BD: Tensor) -> None:
+    def ground_backward(self, at: Step, dunit_BD: Tensor) -> None:
         """dc of the prediction before, through the ground product, plus that output's gradient."""
+
+    def leave_chunk(self, chunk: int, start: int, lo: int, hi: int) -> None:
+        """Λ at the chunk's start (t = start), cleared for rows that reset there."""
 
 
 def row_flags(

@@ -78,7 +78,7 @@ class _PairMemory(torch.autograd.Function):
         initial_BKSR: Tensor,
     ) -> tuple[Tensor, Tensor]:
         batch, length, heads, width = values_BTHR.shape
-        key_heads, key_width = keys_BTKS.shape[2:]
+        key_width = keys_BTKS.shape[3]
         chunk = min(chunk_size(max(width, key_width)), length)
         keys, queries = (_chunks(x, heads, chunk) for x in (keys_BTKS, queries_BTKS))
         values = _chunks(values_BTHR, heads, chunk)  # one group, shared by broadcasting
@@ -108,9 +108,7 @@ class _PairMemory(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_read_BTKR: Tensor, d_final_BKSR: Tensor) -> tuple[Tensor, ...]:
         with without_autocast(d_read_BTKR.device):
-            return _backward(
-                *ctx.saved_tensors, d_read_BTKR, d_final_BKSR, ctx.batch, ctx.length
-            )
+            return _backward(ctx.saved_tensors, d_read_BTKR, d_final_BKSR, ctx.batch, ctx.length)
 
 
 def _to_state(state_GMSR: Tensor, batch: int) -> Tensor:
@@ -120,22 +118,10 @@ def _to_state(state_GMSR: Tensor, batch: int) -> Tensor:
 
 
 def _backward(
-    keys: Tensor,
-    values: Tensor,
-    queries: Tensor,
-    sums_MNC: Tensor,
-    decay: Tensor,
-    to_end: Tensor,
-    from_start: Tensor,
-    scores: Tensor,
-    found: Tensor,
-    ends: Tensor,
-    d_read_BTKR: Tensor,
-    d_final_BKSR: Tensor,
-    batch: int,
-    length: int,
+    saved: tuple[Tensor, ...], d_read_BTKR: Tensor, d_final_BKSR: Tensor, batch: int, length: int
 ) -> tuple[Tensor, ...]:
-    groups, rows, n_chunks, chunk, key_width = keys.shape
+    keys, values, queries, sums_MNC, decay, to_end, from_start, scores, found, ends = saved
+    groups, rows, _, chunk, key_width = keys.shape
     heads, width = rows // batch, values.shape[-1]
     d_read = _chunks(d_read_BTKR, heads, chunk)
     d_final = (
@@ -184,7 +170,7 @@ def pair_memory_chunked(
     """The chunkwise form; arguments as in :func:`palimpsest.ops.pair_memory.pair_memory`."""
     values_BTHR, log_decay_BTH = apply_gates(values_BTHR, log_decay_BTH, hold_BT, reset_BT)
     with without_autocast(keys_BTKS.device):
-        read_BTKR, final_BKSR = _PairMemory.apply(
+        read_BTKR, final_BKSR = _PairMemory.apply(  # type: ignore[no-untyped-call]
             keys_BTKS, values_BTHR, queries_BTKS, log_decay_BTH, initial_BKSR
         )
     return read_BTKR, final_BKSR

@@ -109,7 +109,7 @@ def pair_memory_numba(
     values_BTHR, log_decay_BTH = apply_gates(values_BTHR, log_decay_BTH, hold_BT, reset_BT)
     inputs = (keys_BTKS, values_BTHR, queries_BTKS, log_decay_BTH, initial_BKSR)
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        read_BTKR, final_BKSR = _PairMemory.apply(*inputs)
+        read_BTKR, final_BKSR = _PairMemory.apply(*inputs)  # type: ignore[no-untyped-call]
         return read_BTKR, final_BKSR
     state_BKSR = initial_BKSR.clone(memory_format=torch.contiguous_format)
     read_BTKR, _ = _forward(

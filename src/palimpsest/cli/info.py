@@ -1,0 +1,270 @@
+"""``palimpsest info``: what is here, or one model in full."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from palimpsest._version import __version__
+from palimpsest.cli.model_source import ModelSource, find_model
+from palimpsest.errors import CheckpointError, InputError
+from palimpsest.files import read_json
+from palimpsest.models import LanguageModel, build, list_models, list_presets
+from palimpsest.models.registry import config_class
+from palimpsest.ops import BackendUnavailableError
+from palimpsest.ops.dispatch import dispatchers
+
+__all__ = ["InfoArgs", "missing_backends", "run"]
+
+# extra: the package that it brings
+EXTRAS = {"numba": "numba", "plot": "matplotlib", "sentencepiece": "sentencepiece"}
+STATE_LENGTHS = (1, 1024, 131072)  # tokens after which a state is weighed
+
+
+@dataclass(frozen=True)
+class InfoArgs:
+    """Show versions, backends, models and presets; or one model, preset or run in full.
+
+    Example:
+
+    palimpsest info runs/book
+    """
+
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME|RUN]")] = ""
+    """A model's or preset's name, or the folder of a run, a checkpoint or a model."""
+
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+def run(args: InfoArgs) -> int:
+    """Carry out the command; 0 when done."""
+    if not args.target:
+        facts, show = everything(), _show_everything
+    elif Path(args.target).exists():
+        facts, show = _trained(find_model(args.target)), _show_model
+    elif args.target in list_presets():
+        facts, show = _preset(args.target), _show_model
+    elif args.target in list_models():
+        facts, show = _architecture(args.target), _show_architecture
+    else:
+        raise InputError(
+            f"{args.target!r}: neither a folder nor one of the models {', '.join(list_models())} "
+            f"or presets {', '.join(list_presets())}"
+        )
+    if args.json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        show(facts, Console())
+    return 0
+
+
+# -- facts ------------------------------------------------------------------------------------
+
+
+def everything() -> dict[str, Any]:
+    """Versions, backends of each op, models, presets."""
+    cuda = torch.cuda.is_available()
+    return {
+        "versions": {
+            "palimpsest": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "devices": ["cpu"]
+            + [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()) if cuda],
+        },
+        "extras": {
+            extra: importlib.util.find_spec(package) is not None
+            for extra, package in EXTRAS.items()
+        },
+        "backends": {
+            op: {"available": list(d.available()), "missing": missing_backends(op)}
+            for op, d in sorted(dispatchers().items())
+        },
+        "models": list_models(),
+        "presets": {name: _size(name) for name in list_presets()},
+    }
+
+
+def missing_backends(op: str) -> dict[str, str]:
+    """The backends of an op that cannot run here, and why."""
+    dispatcher = dispatchers()[op]
+    reasons = {}
+    for name in dispatcher.names():
+        if name not in dispatcher.available():
+            try:
+                dispatcher.pick(name, lambda: "")
+            except BackendUnavailableError as failure:
+                reasons[name] = str(failure).partition(": ")[2]
+    return reasons
+
+
+def on_meta(name: str) -> LanguageModel:
+    """A preset's model without memory for its weights."""
+    with torch.device("meta"):
+        return build(name)
+
+
+def _size(name: str) -> dict[str, Any]:
+    model, chosen = on_meta(name), list_presets()[name]
+    return {
+        "model": chosen.model,
+        "parameters": model.num_parameters(),
+        "state_bytes": model.state_bytes(1, STATE_LENGTHS[0]),
+        "note": chosen.note,
+    }
+
+
+def _model_facts(model: LanguageModel) -> dict[str, Any]:
+    return {
+        "model": model.registry_name,
+        "config": model.config.to_dict(),
+        "parameters": model.num_parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "causal": model.causal,
+        "max_length": model.max_length,
+        "state_bytes": {
+            n: model.state_bytes(1, n) for n in STATE_LENGTHS if n <= (model.max_length or n)
+        },
+        "tensors": {name: list(shape) for name, shape in model.named_shapes()},
+    }
+
+
+def _preset(name: str) -> dict[str, Any]:
+    chosen = list_presets()[name]
+    return {"name": name, "note": chosen.note, **_model_facts(on_meta(name))}
+
+
+def _trained(source: ModelSource) -> dict[str, Any]:
+    facts = {"name": source.named, **_model_facts(source.load(torch.device("cpu")))}
+    facts["folder"] = str(source.folder)
+    if source.saved_tokenizer is not None:
+        tokenizer = source.saved_tokenizer
+        facts["tokenizer"] = {
+            "name": tokenizer.name,
+            "ids": tokenizer.vocab_size,
+            "fingerprint": tokenizer.fingerprint(),
+        }
+    if source.run is not None:
+        facts["training"] = {"step": source.step, **source.run}
+    else:
+        written = read_json(source.folder / "config.json", CheckpointError)
+        facts["written_by"] = f"palimpsest {written.get('palimpsest', 'of an unknown version')}"
+    return facts
+
+
+def _architecture(name: str) -> dict[str, Any]:
+    fields = dataclasses.fields(config_class(name))
+    return {
+        "model": name,
+        "fields": {f.name: None if f.default is dataclasses.MISSING else f.default for f in fields},
+        "presets": [p for p, chosen in list_presets().items() if chosen.model == name],
+    }
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=escape(title), title_justify="left", show_header=bool(columns))
+    for column in columns or ("", ""):
+        right = column in ("parameters", "state bytes", "number")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: str) -> None:
+    """A row of plain text: a path may hold what rich takes for markup."""
+    table.add_row(*(escape(cell) for cell in cells))
+
+
+def _show_everything(facts: dict[str, Any], console: Console) -> None:
+    table = _table("software")
+    for name, value in facts["versions"].items():
+        _row(table, name, ", ".join(value) if isinstance(value, list) else str(value))
+    for extra, there in facts["extras"].items():
+        hint = f"not installed (pip install 'palimpsest-lm[{extra}]')"
+        _row(table, f"extra {extra}", "installed" if there else hint)
+    console.print(table)
+    table = _table("backends", "op", "backend", "here")
+    for op, backends in facts["backends"].items():
+        for name in backends["available"]:
+            _row(table, op, name, "yes")
+        for name, reason in backends["missing"].items():
+            _row(table, op, name, f"no: {reason}")
+    console.print(table)
+    table = _table("presets", "preset", "model", "parameters", "state bytes", "note")
+    for name, p in facts["presets"].items():
+        _row(table, name, p["model"], f"{p['parameters']:,}", f"{p['state_bytes']:,}", p["note"])
+    console.print(table)
+    console.print(f"models: {', '.join(facts['models'])}", highlight=False)
+    console.print("palimpsest info NAME shows one of them in full", highlight=False)
+
+
+def _show_model(facts: dict[str, Any], console: Console) -> None:
+    table = _table(facts["name"])
+    for name in ("model", "note", "folder", "dtype", "causal", "max_length", "written_by"):
+        if facts.get(name) is not None:
+            _row(table, name, str(facts[name]))
+    _row(table, "parameters", f"{facts['parameters']:,}")
+    sizes = facts["state_bytes"]
+    if len(set(sizes.values())) == 1:
+        _row(table, "state", f"{next(iter(sizes.values())):,} bytes, for any length")
+    else:
+        grown = (f"{size:,} bytes after {n:,} tokens" for n, size in sizes.items())
+        _row(table, "state", "; ".join(grown))
+    if "tokenizer" in facts:
+        t = facts["tokenizer"]
+        _row(table, "tokenizer", f"{t['name']}, {t['ids']:,} ids, {t['fingerprint'][:16]}…")
+    for name, value in facts["config"].items():
+        _row(table, f"  {name}", str(value))
+    console.print(table)
+    if "training" in facts:
+        _show_training(facts["training"], console)
+    table = _table("parameters", "name", "shape", "number")
+    for name, shape in facts["tensors"].items():
+        number = torch.Size(shape).numel()
+        _row(table, name, " × ".join(map(str, shape)), f"{number:,}")
+    console.print(table)
+
+
+def _show_training(training: dict[str, Any], console: Console) -> None:
+    table = _table("training")
+    recipe = training.get("recipe", {})
+    steps = recipe.get("train", {}).get("steps")
+    _row(table, "steps", f"{training['step']} of {steps}")
+    for name in ("preset", "seed", "precision"):
+        _row(table, name, str(training.get(name)))
+    for part in ("train", "validation"):
+        data = training.get("data", {}).get(part)
+        if data is not None:
+            _row(table, f"{part} data", f"{', '.join(data['paths'])}, {data['bytes']:,} bytes")
+            _row(table, "", f"sha256 {data['sha256']}")
+    for i, session in enumerate(training.get("sessions", []), 1):
+        said = ", ".join(f"{k} {v}" for k, v in session.items() if v is not None)
+        _row(table, f"session {i}", said)
+    for section in ("data", "optimizer", "train"):
+        values = recipe.get(section, {})
+        shown = ", ".join(f"{k}={v}" for k, v in values.items() if v not in ("", [], {}))
+        _row(table, f"[{section}]", shown)
+    console.print(table)
+
+
+def _show_architecture(facts: dict[str, Any], console: Console) -> None:
+    table = _table(f"{facts['model']}: fields", "field", "default")
+    for name, default in facts["fields"].items():
+        _row(table, name, "required" if default is None else str(default))
+    console.print(table)
+    console.print(f"presets: {', '.join(facts['presets']) or 'none'}", highlight=False)

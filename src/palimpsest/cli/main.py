@@ -1,0 +1,149 @@
+"""The command line: picks the command, and turns what goes wrong into one line and an exit code.
+
+Exit codes: 0 done; 1 it failed (a loss that is not finite, a full disk, too little memory); 2 a
+mistake in what was asked; 130 interrupted. A traceback means a bug of palimpsest.
+
+Only the chosen command's module is imported, and only after its name is known.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from palimpsest._version import __version__
+from palimpsest.errors import PalimpsestError
+
+__all__ = ["main"]
+
+DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+# command: (the class of its arguments, what it does)
+COMMANDS = {
+    "train": ("TrainArgs", "train a model on text, or go on with a run"),
+    "eval": ("EvalArgs", "perplexity and bits per byte of a text"),
+    "generate": ("GenerateArgs", "write on from a prompt, or from a session put away"),
+    "info": ("InfoArgs", "models, presets, backends and versions; or one model or run in full"),
+    "bench": ("BenchArgs", "training and forward speed of each backend on this machine"),
+}
+MODULES = {"eval": "evaluate"}
+
+HELP = f"""\
+usage: palimpsest [-h] [--version] COMMAND …
+
+Language models whose whole context is one state, rewritten at every token.
+
+commands:
+{chr(10).join(f"  {name:<10}{what}" for name, (_, what) in COMMANDS.items())}
+
+examples:
+  palimpsest train gpnm-1m --data book.txt --out runs/book
+  palimpsest eval runs/book --text other.txt --protocol carried
+  palimpsest generate runs/book --prompt "Once upon a time"
+  palimpsest info runs/book
+  palimpsest bench gpnm-1m --batch 16 --length 128
+
+palimpsest COMMAND --help says more about one command.
+"""
+
+# OSErrors that a path or a permission causes, rather than the machine
+_PATH_ERRORS = {
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.EROFS,
+    errno.ELOOP,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the words after the program's name; None takes the process's own.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP, end="", file=sys.stdout if words else sys.stderr)
+        return DONE if words else MISTAKE
+    if words[0] == "--version":
+        print(f"palimpsest {__version__}")
+        return DONE
+    name = words[0]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return _complain(f"no command {name!r}; {hint}commands: {', '.join(COMMANDS)}", MISTAKE)
+    try:
+        return _run(name, words[1:])
+    except SystemExit as stop:  # tyro's help (0) and its complaints about arguments (2)
+        return stop.code if isinstance(stop.code, int) else DONE if stop.code is None else FAILED
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # the reader of our output has gone (`| head`); nothing more can be said there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as failure:
+        code = _exit_code(failure)
+        if code is None:
+            raise
+        return _complain(_one_line(failure), code)
+
+
+def _run(name: str, words: list[str]) -> int:
+    import tyro
+
+    module = importlib.import_module(f"palimpsest.cli.{MODULES.get(name, name)}")
+    arguments = getattr(module, COMMANDS[name][0])
+    # the docstring as it stands: by itself tyro leaves the examples out
+    about = inspect.getdoc(arguments)
+    args = tyro.cli(arguments, args=words, prog=f"palimpsest {name}", description=about)
+    run: Callable[[object], int] = module.run
+    return run(args)
+
+
+def _exit_code(failure: Exception) -> int | None:
+    """The exit code of a failure that needs no traceback, or None for a bug."""
+    import torch
+
+    from palimpsest.ops import BackendUnavailableError
+
+    if isinstance(failure, OSError):
+        return MISTAKE if failure.errno in _PATH_ERRORS else FAILED
+    if isinstance(failure, PalimpsestError):
+        # a run that diverged is a mistake in nobody's arguments
+        return FAILED if isinstance(failure, ArithmeticError) else MISTAKE
+    if isinstance(failure, BackendUnavailableError):
+        return MISTAKE
+    if isinstance(failure, MemoryError | torch.OutOfMemoryError):
+        return FAILED
+    return None
+
+
+def _one_line(failure: Exception) -> str:
+    import torch
+
+    if isinstance(failure, MemoryError | torch.OutOfMemoryError):
+        return f"out of memory ({str(failure).partition('.')[0]}); use a smaller batch or length"
+    if isinstance(failure, OSError) and not isinstance(failure, PalimpsestError):
+        where = f"{failure.filename}: " if failure.filename else ""
+        return f"{where}{failure.strerror or failure}"
+    return " ".join(str(failure).split("\n"))
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"palimpsest: {text}", file=sys.stderr)
+    return code

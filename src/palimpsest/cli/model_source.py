@@ -1,0 +1,141 @@
+"""What ``MODEL`` on the command line stands for: a run, a checkpoint or a model's folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palimpsest.errors import CheckpointError, InputError
+from palimpsest.files import read_json
+from palimpsest.models import LanguageModel, list_models, list_presets, load_model
+from palimpsest.text import Tokenizer, TokenizerError, load_tokenizer
+from palimpsest.training import model_folder
+
+__all__ = ["ModelSource", "check_output_path", "find_model", "pick_device"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A trained model and what is known about it.
+
+    Attributes:
+        named: what the user wrote.
+        folder: where its files are (for a run: the newest checkpoint).
+        run: the contents of the run's ``run.json``, or None outside a run.
+        step: the checkpoint's optimizer steps, or None.
+        saved_tokenizer: the tokenizer saved with it, or None.
+    """
+
+    named: str
+    folder: Path
+    run: dict[str, Any] | None
+    step: int | None
+    saved_tokenizer: Tokenizer | None
+
+    @property
+    def seed(self) -> int | None:
+        """The training seed."""
+        return None if self.run is None else self.run.get("seed")
+
+    @property
+    def trained_with(self) -> str | None:
+        """The fingerprint of the saved tokenizer."""
+        return None if self.saved_tokenizer is None else self.saved_tokenizer.fingerprint()
+
+    def load(self, device: torch.device) -> LanguageModel:
+        """The model, in evaluation mode."""
+        return load_model(self.folder, device=device).eval()
+
+    def tokenizer(self, spec: str | None) -> Tokenizer:
+        """The tokenizer asked for, else the one saved with the model.
+
+        Raises:
+            InputError: neither is there.
+        """
+        if spec is not None:
+            try:
+                return load_tokenizer(spec)
+            except ImportError as failure:
+                raise InputError(f"--tokenizer {spec}: {failure}") from failure
+        if self.saved_tokenizer is None:
+            raise InputError(
+                f"{self.folder}: no tokenizer is saved with this model; name the one it was "
+                "trained with (--tokenizer bytes, a file or a folder)"
+            )
+        return self.saved_tokenizer
+
+
+def find_model(named: str) -> ModelSource:
+    """Find a trained model.
+
+    Args:
+        named: a run's folder (its newest checkpoint), a checkpoint's or a model's.
+
+    Raises:
+        CheckpointError: nothing there, or no model.
+    """
+    path = Path(named)
+    if not path.exists() and named in {*list_presets(), *list_models()}:
+        raise CheckpointError(
+            f"{named!r} is a model to be trained, and this needs a trained one: "
+            f"palimpsest train --model {named} --data FILE makes a run's folder"
+        )
+    folder = model_folder(path)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: holds neither a run, a checkpoint nor a model")
+    run_folder = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    run = None
+    if (run_folder / "run.json").is_file():
+        run = read_json(run_folder / "run.json", CheckpointError)
+    step = None
+    if (folder / "checkpoint.json").is_file():
+        step = read_json(folder / "checkpoint.json", CheckpointError).get("step")
+    return ModelSource(named, folder, run, step, _saved_tokenizer(folder, run_folder))
+
+
+def _saved_tokenizer(*folders: Path) -> Tokenizer | None:
+    names = ("tokenizer.palimpsest.json", "tokenizer.json")
+    for folder in folders:
+        if any((folder / name).is_file() for name in names):
+            try:
+                return load_tokenizer(folder)
+            except TokenizerError as failure:
+                raise CheckpointError(str(failure)) from failure
+    return None
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a name; "auto" is a GPU where there is one.
+
+    Raises:
+        InputError: it is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.zeros(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as failure:
+        reason = str(failure).partition("\n")[0]
+        raise InputError(f"--device {name}: is not there ({reason})") from None
+
+
+def check_output_path(path: Path | None, flag: str) -> None:
+    """Refuse a path that cannot be written, before the work whose result goes there.
+
+    Raises:
+        InputError: it is a folder, or its folder cannot be made or written.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{flag} {path}: is a folder; name a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = path.with_name(f".{path.name}.probe")
+        probe.touch()
+        probe.unlink()
+    except OSError as failure:
+        raise InputError(f"{flag} {path}: cannot be written ({failure.strerror})") from failure

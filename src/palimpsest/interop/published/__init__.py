@@ -1,0 +1,78 @@
+"""The papers' published programs: their arrays in, a model out, and back.
+
+Each family of architectures says in one table how its published names map to ours; this module
+chooses the family. A checkpoint that is a Python pickle is read with
+:func:`read_published_pickle`, which admits arrays and plain containers and nothing else.
+
+    params = read_published_pickle("checkpoint.pkl")["params"]
+    model = load_published(params, {"vocab_size": 32000, "d_state": 2496, ...})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from palimpsest.errors import ConfigError, InputError
+from palimpsest.interop.published.family import Family, export_arrays, load_arrays
+from palimpsest.interop.published.grounded import GROUNDED
+from palimpsest.interop.published.unpickle import read_published_pickle
+from palimpsest.models import LanguageModel
+
+__all__ = ["export_published", "load_published", "read_published_pickle"]
+
+FAMILIES: tuple[Family, ...] = (GROUNDED,)
+
+
+def load_published(params: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> LanguageModel:
+    """Build a model from a published program's arrays.
+
+    Args:
+        params: arrays by their published names, in their published layout, such as
+            ``embedding`` (V,e) or ``L0_ffn_w1_k`` (d,2f) of a Grounded Prediction Network.
+        config: the published configuration: ``vocab_size``, ``d_state``, ``d_emb``, ``d_ffn``,
+            and with a memory ``n_heads``, ``d_key``, ``d_val``; ``n_layers`` defaults to 1.
+
+    Returns:
+        The model, in the dtype of the arrays (the widest of them where they differ).
+
+    Raises:
+        CheckpointError: names that are missing, unknown, mis-shaped or not of a floating-point
+            type, all in one message.
+        ConfigError: a configuration of no known family, or with unknown or contradictory keys.
+    """
+    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in config.items()}
+    for family in FAMILIES:
+        if family.reads(plain):
+            return load_arrays(family.build(plain, frozenset(params)), family, params)
+    known = "; ".join(f"{family.name}: {family.recognised_by}" for family in FAMILIES)
+    raise ConfigError(
+        f"config with the keys {', '.join(sorted(map(str, plain))) or '(none)'}: belongs to no "
+        f"published family ({known})"
+    )
+
+
+def export_published(model: LanguageModel, gradients: bool = False) -> dict[str, np.ndarray]:
+    """A model's parameters under their published names and in their published layout.
+
+    Args:
+        model: a model of a published family.
+        gradients: give the parameters' gradients instead (zeros where the loss did not depend on
+            a parameter).
+
+    Returns:
+        Copies as arrays, in the parameters' dtype (bfloat16, which numpy lacks, as float32).
+
+    Raises:
+        InputError: an architecture that was not published under such names, or gradients before
+            any backward pass.
+    """
+    for family in FAMILIES:
+        if family.owns(model):
+            return export_arrays(model, family, gradients)
+    raise InputError(
+        f"model {model.registry_name!r}: has no published names; families: "
+        f"{', '.join(family.name for family in FAMILIES)}"
+    )

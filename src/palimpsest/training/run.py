@@ -1,0 +1,224 @@
+"""A run from its recipe to its folder, and taking it up again.
+
+Everything is read and checked before the folder is made (its layout: ``run_folder.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palimpsest.errors import CheckpointError, ConfigError, InputError, PalimpsestError
+from palimpsest.models import LanguageModel
+from palimpsest.ops import backend_calls
+from palimpsest.training import checkpoint as checkpoints
+from palimpsest.training.log import MetricsLog, read_metrics
+from palimpsest.training.loop import Trainer
+from palimpsest.training.plot import plot_runs
+from palimpsest.training.prepare import load_data, pick_device, prepare_model
+from palimpsest.training.progress import TrainingProgress
+from palimpsest.training.recipe import Recipe
+from palimpsest.training.recipe_file import load_recipe
+from palimpsest.training.run_folder import (
+    PLOT,
+    RECIPE,
+    add_session,
+    check_same_data,
+    load_tokenizer_copy,
+    make_folder,
+    read_meta,
+    record_backends,
+)
+from palimpsest.training.signals import StopSignals
+
+__all__ = ["RunResult", "resume", "train"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a session of training left.
+
+    Attributes:
+        folder: the run's folder.
+        model: the model as it is now, in evaluation mode.
+        step: optimizer steps done.
+        steps: optimizer steps of the recipe.
+        validation: the last row of validation of the run, or None.
+        stopped_by: the number of the signal that stopped it, or None.
+    """
+
+    folder: Path
+    model: LanguageModel
+    step: int
+    steps: int
+    validation: dict[str, Any] | None
+    stopped_by: int | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the recipe's last step is done."""
+        return self.step >= self.steps
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """All rows of the run (see ``log.py``)."""
+        return read_metrics(self.folder)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with the run."""
+        return f"palimpsest train --resume {shlex.quote(str(self.folder))}"
+
+
+def train(
+    recipe: Recipe,
+    run_folder: str | Path,
+    *,
+    progress: bool = True,
+    stop_after: int | None = None,
+) -> RunResult:
+    """Train a model.
+
+    SIGINT and SIGTERM end the run after the step in hand, with a checkpoint. The caller's own
+    random generators and signal handlers are left as they were.
+
+    Args:
+        recipe: what to do.
+        run_folder: where; must not exist.
+        progress: show a bar (in a terminal) or a line every few seconds on standard error.
+        stop_after: stop with a checkpoint when this many steps are done, as a signal would; the
+            learning rate still follows the recipe's ``train.steps``.
+
+    Raises:
+        PalimpsestError: a mistake in the recipe, the data or the folder, found before anything is
+            written; a loss that is not finite; a disk that is full.
+    """
+    folder = Path(run_folder)
+    if folder.exists():
+        raise InputError(
+            f"{folder}: exists already; choose another folder, or go on with the run in it by "
+            f"palimpsest train --resume {shlex.quote(str(folder))}"
+        )
+    device = pick_device(recipe.train.device)
+    with _own_generators(device):
+        data = load_data(recipe)
+        torch.manual_seed(recipe.train.seed)
+        model, recipe = prepare_model(recipe, data, device)
+        make_folder(folder, recipe, model, data)
+        trainer = Trainer(recipe, model, data, folder)
+        return _session(trainer, MetricsLog(folder), progress, stop_after)
+
+
+def resume(
+    run_folder: str | Path,
+    *,
+    steps: int | None = None,
+    device: str | None = None,
+    progress: bool = True,
+    stop_after: int | None = None,
+) -> RunResult:
+    """Go on with a run, bit for bit as if it had not stopped (on the same device and versions).
+
+    Args:
+        run_folder: the run's folder.
+        steps: another number of steps in all, to train longer; the cosine is then that of the new
+            number from here on.
+        device: another device than the run's.
+        progress: as for :func:`train`.
+        stop_after: as for :func:`train`.
+
+    Raises:
+        PalimpsestError: no run there, a finished one, a damaged checkpoint (the good one before it
+            is named), data that changed since the run began.
+    """
+    folder = Path(run_folder)
+    meta = read_meta(folder)
+    recipe = load_recipe(folder / RECIPE)
+    if steps is not None:
+        recipe = recipe.replace("train", steps=steps)
+    if device is not None:
+        recipe = recipe.replace("train", device=device)
+    where = pick_device(recipe.train.device)
+    with _own_generators(where):
+        tokenizer = load_tokenizer_copy(folder)
+        data = load_data(recipe, tokenizer)
+        check_same_data(folder, meta["data"], data.description)
+        checkpoints.clean(folder)
+        latest = checkpoints.latest_checkpoint(folder)
+        kept = None
+        torch.manual_seed(recipe.train.seed)
+        if latest is None:  # stopped before its first checkpoint: the seed gives the same start
+            model, _ = prepare_model(recipe, data, where)
+        else:
+            kept = checkpoints.load_checkpoint(latest, where)
+            model = kept.model
+        done = 0 if kept is None else kept.step
+        if done >= recipe.train.steps:
+            raise ConfigError(
+                f"{folder}: has done {done} of train.steps={recipe.train.steps} steps; to train "
+                "longer give more steps in all (--steps)"
+            )
+        trainer = Trainer(recipe, model, data, folder)
+        if kept is not None:
+            try:
+                trainer.restore(kept)
+            except (KeyError, ValueError, RuntimeError) as failure:
+                raise CheckpointError(
+                    f"{latest}: does not fit the run's recipe ({failure})"
+                ) from failure
+        log = MetricsLog(folder, done)
+        add_session(folder, meta, recipe, done, where)
+        return _session(trainer, log, progress, stop_after)
+
+
+@contextlib.contextmanager
+def _own_generators(device: torch.device) -> Iterator[None]:
+    """Seed and draw without touching the caller's generators."""
+    devices = [device.index or 0] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def _session(trainer: Trainer, log: MetricsLog, show: bool, stop_after: int | None) -> RunResult:
+    folder, steps = trainer.run, trainer.recipe.train.steps
+    progress = TrainingProgress(steps, trainer.step, show=show)
+    calls = backend_calls()
+    try:
+        with StopSignals() as stop:
+            trainer.fit(log, progress, stop, stop_after=stop_after)
+    finally:
+        progress.close()
+        log.close()
+        record_backends(folder, calls)
+    trainer.model.eval()
+    validations = [row for row in read_metrics(folder) if row["kind"] == "validation"]
+    result = RunResult(
+        folder=folder,
+        model=trainer.model,
+        step=trainer.step,
+        steps=steps,
+        validation=validations[-1] if validations else None,
+        stopped_by=None if trainer.step >= steps else stop.received,
+    )
+    if not result.finished:
+        why = f" by {signal.Signals(stop.received).name}" if stop.received else ""
+        progress.say(
+            f"stopped{why} after step {result.step}/{steps}, saved in "
+            f"{checkpoints.latest_checkpoint(folder)}; go on with:\n  {result.resume_command}"
+        )
+    _plot(folder, progress)
+    return result
+
+
+def _plot(folder: Path, progress: TrainingProgress) -> None:
+    try:
+        plot_runs([folder], folder / PLOT)
+    except (PalimpsestError, OSError) as failure:
+        progress.say(f"no loss plot: {failure}")

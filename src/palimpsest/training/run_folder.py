@@ -1,0 +1,164 @@
+"""The folder of a run: made whole or not at all, and recognised again.
+
+    RUN/
+        recipe.toml      fully resolved: every value, absolute paths
+        run.json         model, parameters, data with hashes, tokenizer, seed, versions, sessions
+        metrics.jsonl    see log.py
+        checkpoints/     see checkpoint.py
+        tokenizer/       the tokenizer's own copy
+        loss.png         where matplotlib is installed
+
+It gets its name when ``recipe.toml``, ``run.json`` and the tokenizer are in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palimpsest.errors import CheckpointError, InputError
+from palimpsest.files import read_json, write_json, write_text
+from palimpsest.models import LanguageModel, list_presets
+from palimpsest.ops import backend_calls
+from palimpsest.text import Tokenizer, load_tokenizer
+from palimpsest.training.batch import TrainingData
+from palimpsest.training.provenance import device_name, versions
+from palimpsest.training.recipe import Recipe
+from palimpsest.training.recipe_file import dump_recipe
+
+__all__ = [
+    "PLOT",
+    "RECIPE",
+    "add_session",
+    "check_same_data",
+    "load_tokenizer_copy",
+    "make_folder",
+    "read_meta",
+    "record_backends",
+]
+
+META = "run.json"
+RECIPE = "recipe.toml"
+TOKENIZER = "tokenizer"
+PLOT = "loss.png"
+FORMAT = "palimpsest-run"
+FORMAT_VERSION = 1
+
+
+def make_folder(folder: Path, recipe: Recipe, model: LanguageModel, data: TrainingData) -> None:
+    """Make the run's folder, whole or not at all.
+
+    Raises:
+        InputError: it cannot be made there.
+    """
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    meta = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "model": model.registry_name,
+        "preset": recipe.model.name if recipe.model.name in list_presets() else None,
+        "parameters": model.num_parameters(),
+        "state_bytes": model.state_bytes(1, recipe.data.seq_len),
+        "data": data.description,
+        "data_label": data.label,
+        "seed": recipe.train.seed,
+        "precision": recipe.train.precision,
+        "recipe": dataclasses.asdict(recipe),
+        "sessions": [_session_record(0, model.device)],
+    }
+    try:
+        partial.mkdir(parents=True)
+        write_text(partial / RECIPE, dump_recipe(recipe))
+        write_json(partial / META, meta)
+        if data.tokenizer is not None:
+            data.tokenizer.save(partial / TOKENIZER)
+        partial.rename(folder)
+    except OSError as failure:
+        raise InputError(f"{folder}: cannot be made ({failure.strerror or failure})") from failure
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """``run.json`` of a run.
+
+    Raises:
+        CheckpointError: no run there.
+    """
+    if not (folder / META).is_file():
+        raise CheckpointError(f"{folder}: is not a run's folder (no {META}); name one of train's")
+    meta = read_json(folder / META, CheckpointError)
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise CheckpointError(f"{folder / META}: was not written by palimpsest train")
+    if meta.get("version") != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder / META}: version {meta.get('version')!r}, this palimpsest reads version "
+            f"{FORMAT_VERSION}"
+        )
+    return meta
+
+
+def load_tokenizer_copy(folder: Path) -> Tokenizer | None:
+    """The run's own copy of its tokenizer; None for a task.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    if not (folder / TOKENIZER).is_dir():
+        return None
+    try:
+        return load_tokenizer(folder / TOKENIZER)
+    except ValueError as failure:
+        raise CheckpointError(str(failure)) from failure
+
+
+def check_same_data(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse text that is not the run's.
+
+    Args:
+        folder: the run's, for the message.
+        before: "data" of ``run.json``.
+        now: the description of what was read.
+
+    Raises:
+        InputError: its hash differs.
+    """
+    for part in ("train", "validation"):
+        old, new = before.get(part, {}).get("sha256"), now.get(part, {}).get("sha256")
+        if old != new:
+            raise InputError(
+                f"{folder}: the {part} text has changed since the run began (sha256 {new}, was "
+                f"{old}); put the old text back, or start a new run"
+            )
+
+
+def _session_record(first_step: int, device: torch.device) -> dict[str, Any]:
+    return {"from_step": first_step, "device": device_name(device), **versions()}
+
+
+def add_session(
+    folder: Path, meta: dict[str, Any], recipe: Recipe, step: int, device: torch.device
+) -> None:
+    """Record in ``run.json`` that a run goes on from a step, and with which recipe."""
+    sessions = [*meta["sessions"], _session_record(step, device)]
+    now = {**meta, "recipe": dataclasses.asdict(recipe), "sessions": sessions}
+    write_text(folder / RECIPE, dump_recipe(recipe))
+    write_json(folder / META, now)
+
+
+def record_backends(folder: Path, before: Counter[tuple[str, str]]) -> None:
+    """Add which implementation of each op ran to the session's record."""
+    meta = read_json(folder / META, CheckpointError)
+    ran: dict[str, list[str]] = {}
+    for op, backend in sorted(backend_calls() - before):
+        ran.setdefault(op, []).append(backend)
+    meta["sessions"][-1]["backends"] = ran
+    with contextlib.suppress(OSError):  # a full disk is reported by what hit it first
+        write_json(folder / META, meta)

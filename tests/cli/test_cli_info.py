@@ -1,0 +1,101 @@
+"""``palimpsest info`` and ``palimpsest bench``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import palimpsest
+from palimpsest.ops.dispatch import Dispatcher, dispatchers
+
+
+def test_everything(cli: Callable) -> None:
+    code, out, _ = cli("info")
+    assert code == 0
+    for name in (*palimpsest.list_models(), *palimpsest.list_presets(), *dispatchers()):
+        assert name in out
+    facts = json.loads(cli("info", "--json").out)
+    assert facts["presets"]["gpnm-130m"]["parameters"] == 129_151_902
+    assert facts["versions"]["palimpsest"] == palimpsest.__version__
+
+
+def test_a_missing_backend_says_why(cli: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = Dispatcher("toy_op")
+    monkeypatch.delitem(dispatchers.__globals__["_dispatchers"], "toy_op")
+    monkeypatch.setitem(dispatchers.__globals__["_dispatchers"], "toy_op", op)
+    op.register("reference", lambda: None)
+    op.register("gpu", lambda: None, missing=lambda: "needs a GPU")
+    facts = json.loads(cli("info", "--json").out)
+    assert facts["backends"]["toy_op"] == {
+        "available": ["reference"],
+        "missing": {"gpu": "needs a GPU"},
+    }
+
+
+@pytest.mark.parametrize("name", palimpsest.list_presets())
+def test_presets(cli: Callable, name: str) -> None:
+    facts = json.loads(cli("info", name, "--json").out)
+    sizes = [torch_size(shape) for shape in facts["tensors"].values()]
+    assert sum(sizes) == facts["parameters"]
+    assert cli("info", name).code == 0
+
+
+def torch_size(shape: list[int]) -> int:
+    number = 1
+    for axis in shape:
+        number *= axis
+    return number
+
+
+def test_an_architecture_shows_its_fields(cli: Callable) -> None:
+    code, out, _ = cli("info", "gpnm")
+    assert code == 0 and "n_heads" in out and "required" in out and "gpnm-tiny" in out
+
+
+def test_a_run_shows_where_it_comes_from(cli: Callable, run_folder: Path, text: Path) -> None:
+    code, out, _ = cli("info", run_folder)
+    assert code == 0
+    for part in ("2 of 2", "seed", "sha256", "70,916", "state", "tokenizer", "[optimizer]"):
+        assert part in out
+    facts = json.loads(cli("info", run_folder, "--json").out)
+    assert facts["training"]["seed"] == 5 and facts["training"]["step"] == 2
+    assert facts["training"]["data"]["train"]["paths"] == [str(text)]
+
+
+def test_a_bare_model(cli: Callable, model_folder: Path) -> None:
+    code, out, _ = cli("info", model_folder)
+    assert code == 0 and f"palimpsest {palimpsest.__version__}" in out and "any length" in out
+
+
+def test_nothing_of_that_name(cli: Callable) -> None:
+    code, _, err = cli("info", "gpnm-2m")
+    assert code == 2 and "gpnm-1m" in err
+
+
+def test_bench_compares_the_backends(cli: Callable, tmp_path: Path, run_folder: Path) -> None:
+    out = tmp_path / "b.json"
+    words = ("--batch", 2, "--length", 9, "--rounds", 1, "--threads", 1, "--out", out)
+    code, shown, _ = cli("bench", "gpnm-tiny", *words)
+    assert code == 0 and "70,916 parameters" in shown and "float32" in shown
+    facts = json.loads(out.read_text())
+    rows = {(row["op"], row["backend"]): row for row in facts["rows"]}
+    assert rows["all", "automatic"]["training_tokens_per_s"] > 0
+    for name in dispatchers()["grounded_loop"].available():
+        assert rows["grounded_loop", name]["forward_over_reference"] > 0
+    assert rows["grounded_loop", "reference"]["training_over_reference"] == 1.0
+    assert cli("bench", run_folder, *words[:6], "--precision", "bf16").code == 0
+
+
+def test_bench_mistakes(cli: Callable, tmp_path: Path) -> None:
+    for words, message in (
+        (("gpnm-2m",), "model='gpnm-2m'"),
+        (("gpnm-tiny", "--rounds", 0), "--rounds 0"),
+        (("gpnm-tiny", "--threads", 0), "--threads 0"),
+        (("gpnm-tiny", "--out", tmp_path), "is a folder"),
+        ((tmp_path,), "neither a run"),
+    ):
+        code, out, err = cli("bench", *words)
+        assert (code, out) == (2, "") and message in err, err
