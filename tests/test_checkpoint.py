@@ -117,3 +117,21 @@ def test_files_cut_short_or_missing(folder: Path, name: str) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"absent: no such folder.*model\.save"):
         palimpsest.load(tmp_path / "absent")
+
+
+def test_loading_draws_no_numbers_and_leaves_the_parameters_trainable(folder: Path) -> None:
+    before = torch.get_rng_state()
+    loaded = palimpsest.load(folder)
+    assert torch.equal(before, torch.get_rng_state())
+    for name, parameter in loaded.named_parameters():
+        assert isinstance(parameter, torch.nn.Parameter) and parameter.is_leaf
+        assert parameter.requires_grad and not parameter.is_meta, name
+
+
+def test_a_loaded_model_does_not_hang_on_its_file(folder: Path) -> None:
+    loaded = palimpsest.load(folder)
+    kept = {name: p.detach().clone() for name, p in loaded.named_parameters()}
+    size = (folder / "model.safetensors").stat().st_size
+    (folder / "model.safetensors").write_bytes(b"\xff" * size)
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, kept[name])

@@ -17,10 +17,8 @@ from tests.contract.harness import Setting, models_only, random_ids, snapshot, t
 def test_model_survives_saving(setting: Setting, dtype: torch.dtype, tmp_path: Path) -> None:
     model = setting.build().to(dtype)
     model.save(tmp_path / "one")
-    state_of_generator = torch.get_rng_state()
     loaded = palimpsest.load(tmp_path / "one")
     loaded.save(tmp_path / "two")
-    assert not torch.equal(torch.get_rng_state(), torch.zeros_like(state_of_generator))
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert sorted(p.name for p in (tmp_path / "one").iterdir()) == [

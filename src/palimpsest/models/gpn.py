@@ -122,7 +122,8 @@ class GroundedModel(LanguageModel):
         self, input_ids: Tensor, state: State, hold_BT: Tensor | None, reset_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         assert isinstance(state, GroundedState)
-        drive_BTD = self.fuse(self.fuse_norm(self.embedding(input_ids))).to(self.state_dtype)
+        unit_BTE = self.fuse_norm(self.embedding(input_ids))
+        drive_BTD = self.fuse(unit_BTE.to(self.dtype)).to(self.state_dtype)
         predicted_BTD, predicted_BD, grounded_BD, memory_BHKU = grounded_loop(
             drive_BTD,
             self.cell.params(),
@@ -136,7 +137,7 @@ class GroundedModel(LanguageModel):
         return self._decode(predicted_BTD), GroundedState(predicted_BD, grounded_BD, memory)
 
     def _decode(self, predicted: Tensor) -> Tensor:
-        features: Tensor = self.decode(self.decode_norm(predicted))
+        features: Tensor = self.decode(self.decode_norm(predicted).to(self.dtype))
         return features
 
     def state_features(self, state: State) -> Tensor:

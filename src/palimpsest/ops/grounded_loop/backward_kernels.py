@@ -34,10 +34,11 @@ def layer_gate(
         for i in range(D):
             put(do_D, i, dc_D[i])
         rms = one / below_scale[t, row]
-        for i in range(D):
+        for i in range(D):  # two loops: a loop over more arrays would not vectorise
             gate = sigmoid(get(y_D, i) + bias[i])
             put(dy_D, i, dc_D[i] * (get(u_D, i) * rms) * gate * (one - gate))
-            dc_D[i] *= gate
+        for i in range(D):
+            dc_D[i] *= sigmoid(get(y_D, i) + bias[i])
 
 
 @jit

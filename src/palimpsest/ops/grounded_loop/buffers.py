@@ -25,11 +25,11 @@ def restore_window(
     L: int,
     folded: Folded,
     predicted: Tensor,
-    drive: Tensor,
     saved: list[Tensor],
 ) -> Window:
     """The window as the forward left it, from the tensors that autograd kept."""
     unit, unit_scale, *rest = saved
+    drive = predicted[1:]  # the drive itself is not needed again, only its shape and dtype
     empty = drive.new_empty(0)
     return Window(
         layout=layout,

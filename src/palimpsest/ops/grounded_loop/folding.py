@@ -130,5 +130,6 @@ def initial_key_input(grounded_BD: Tensor, write: WriteParams | None) -> Tensor:
     if write is None:
         return grounded_BD.new_zeros(len(grounded_BD), 0)
     unit_BD = grounded_BD * torch.rsqrt(grounded_BD.square().mean(-1, keepdim=True) + RMS_EPS)
-    key: Tensor = functional.linear(unit_BD, write.key_PD * write.norm_D).to(grounded_BD.dtype)
+    weight_PD = write.key_PD * write.norm_D
+    key: Tensor = functional.linear(unit_BD.to(weight_PD.dtype), weight_PD).to(grounded_BD.dtype)
     return key

@@ -39,8 +39,8 @@ def l2_normalise(x: Tensor) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T`` (in autocast's dtype where it is on), returned in the dtype of x."""
-    product: Tensor = functional.linear(x, weight).to(x.dtype)
+    """``x @ weight.T`` in the weight's dtype (autocast's where it is on), returned in x's."""
+    product: Tensor = functional.linear(x.to(weight.dtype), weight).to(x.dtype)
     return product
 
 
@@ -67,8 +67,8 @@ def write(memory_BHKU: Tensor, previous_BD: Tensor, grounded_BD: Tensor, p: Writ
     )
     error_BHU = value_BHU - torch.einsum("bhku,bhk->bhu", memory_BHKU, key_BHK)
     update_BHKU = key_BHK[..., :, None] * (beta_BH[..., None] * error_BHU)[..., None, :]
-    decay_BH11 = torch.exp(log_decay_BH)[..., None, None]
-    return decay_BH11 * memory_BHKU + update_BHKU
+    new_BHKU: Tensor = torch.exp(log_decay_BH)[..., None, None] * memory_BHKU + update_BHKU
+    return new_BHKU
 
 
 def read(memory_BHKU: Tensor, current_BD: Tensor, p: ReadParams) -> Tensor:

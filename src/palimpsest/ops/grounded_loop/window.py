@@ -64,7 +64,7 @@ def run_window(
             reset_BT,
         )  # fmt: skip
     device = drive_BTD.device.type
-    cd = drive_BTD.dtype
+    cd = params.ground.gate_DD.dtype
     if torch.is_autocast_enabled(device):
         cd = torch.get_autocast_dtype(device)
     key_input_BP = initial_key_input(grounded_BD, params.write)
@@ -185,7 +185,7 @@ class _GroundedWindow(torch.autograd.Function):
         final_memory = memory.clone() if w.memory is None else w.memory
         out = w.predicted[1:]
         saved = [w.unit, w.unit_scale, *w.y, *w.mid, *w.mid_scale]
-        ctx.save_for_backward(key_input, predicted, out, w.drive, *weights, *saved, *memories)
+        ctx.save_for_backward(key_input, predicted, out, *weights, *saved, *memories)
         ctx.restore = partial(restore_window, layout, flags, L)
         ctx.counts = len(weights), len(saved)
         ctx.blocks, ctx.cd, ctx.make_engine = blocks, cd, make_engine
@@ -195,12 +195,12 @@ class _GroundedWindow(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dpredicted: Tensor, dgrounded: Tensor, dmemory: Tensor) -> Any:
         cd = ctx.cd
-        key_input, predicted, out, drive, *rest = ctx.saved_tensors
+        key_input, predicted, out, *rest = ctx.saved_tensors
         n_weights, n_saved = ctx.counts
         weights, saved = rest[:n_weights], rest[n_weights : n_weights + n_saved]
         memories = rest[n_weights + n_saved :]
         folded = folded_from(weights)
-        w = ctx.restore(folded, torch.cat([predicted[None].to(out.dtype), out]), drive, saved)
+        w = ctx.restore(folded, torch.cat([predicted[None].to(out.dtype), out]), saved)
         sums = WeightGrads(folded, w)
         b = backward_buffers(w, cd, ctx.blocks, key_input, dpredicted, dgrounded, dmemory)
         engine = ctx.make_engine(w, b)
