@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from palimpsest.ops import backend_calls
-from palimpsest.ops.decay_scan import threads
+from palimpsest.ops import backend_calls, threads
 from palimpsest.ops.pair_memory import chunked, pair_memory
 from tests.ops.decay_scan.cases import GATES, LENGTHS, compare, leaf, masks
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from palimpsest.ops import backend_calls, force_backend
-from palimpsest.ops.decay_scan import threads
+from palimpsest.ops import backend_calls, force_backend, threads
 from palimpsest.ops.triple_scan import triple_scan
 from tests.ops.decay_scan.cases import GATES, LENGTHS, compare, leaf, masks
 

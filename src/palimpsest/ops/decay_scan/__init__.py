@@ -16,8 +16,8 @@ from palimpsest.ops.decay_scan.arguments import (
 from palimpsest.ops.decay_scan.chunked import decay_scan_chunked
 from palimpsest.ops.decay_scan.compiled import decay_scan_numba
 from palimpsest.ops.decay_scan.reference import decay_scan_reference
-from palimpsest.ops.decay_scan.threads import numba_missing
 from palimpsest.ops.dispatch import Dispatcher
+from palimpsest.ops.threads import numba_missing
 
 __all__ = ["decay_scan"]
 

@@ -9,8 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from palimpsest.ops.decay_scan.threads import compiled
-from palimpsest.ops.decay_scan.vectors import dot, load, scale_add, store
+from palimpsest.ops.threads import compiled
+from palimpsest.ops.vectors import dot, load, scale_add, store
 
 __all__ = ["backward_loop", "forward_loop"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from palimpsest.errors import InputError
 from palimpsest.ops.dispatch import Dispatcher
-from palimpsest.ops.grounded_loop.compiled import grounded_loop_numba, numba_missing
+from palimpsest.ops.grounded_loop.compiled import grounded_loop_numba
 from palimpsest.ops.grounded_loop.fused import grounded_loop_fused
 from palimpsest.ops.grounded_loop.params import (
     GroundedParams,
@@ -20,6 +20,7 @@ from palimpsest.ops.grounded_loop.params import (
     WriteParams,
 )
 from palimpsest.ops.grounded_loop.reference import grounded_loop_reference
+from palimpsest.ops.threads import numba_missing
 
 __all__ = [
     "GroundParams",

@@ -6,8 +6,6 @@ user's machine. Gain and profile: docs/performance.md.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import util
 from typing import Any
 
 import numpy as np
@@ -20,15 +18,7 @@ from palimpsest.ops.grounded_loop.reference import L2_EPS, RMS_EPS
 from palimpsest.ops.grounded_loop.window import run_window
 from palimpsest.ops.grounded_loop.workspace import BackwardBuffers, Step, Window
 
-__all__ = ["NumbaEngine", "grounded_loop_numba", "numba_missing"]
-
-
-@cache
-def numba_missing() -> str | None:
-    """None where numba is installed, otherwise how to get it."""
-    if util.find_spec("numba") is None:
-        return "numba is not installed; pip install 'palimpsest-lm[numba]'"
-    return None
+__all__ = ["NumbaEngine", "grounded_loop_numba"]
 
 
 def _view(tensor: Tensor) -> Any:

@@ -14,11 +14,11 @@ from palimpsest.ops.decay_scan.arguments import (
     require_mask,
     require_shape,
 )
-from palimpsest.ops.decay_scan.threads import numba_missing
 from palimpsest.ops.dispatch import Dispatcher
 from palimpsest.ops.pair_memory.chunked import pair_memory_chunked
 from palimpsest.ops.pair_memory.compiled import pair_memory_numba
 from palimpsest.ops.pair_memory.reference import pair_memory_reference
+from palimpsest.ops.threads import numba_missing
 
 __all__ = ["pair_memory"]
 

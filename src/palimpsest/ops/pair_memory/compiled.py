@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.decay_scan.arguments import apply_gates
-from palimpsest.ops.decay_scan.threads import as_array, require_cpu, run_rows
+from palimpsest.ops.threads import as_array, require_cpu, run_rows
 
 __all__ = ["pair_memory_numba"]
 

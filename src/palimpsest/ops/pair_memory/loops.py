@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from palimpsest.ops.decay_scan.threads import compiled
-from palimpsest.ops.decay_scan.vectors import (
+from palimpsest.ops.threads import compiled
+from palimpsest.ops.vectors import (
     dot,
     load,
     multiply_add,

@@ -17,8 +17,8 @@ from palimpsest.ops.decay_scan.arguments import (
     require_mask,
     require_shape,
 )
-from palimpsest.ops.decay_scan.threads import numba_missing
 from palimpsest.ops.dispatch import Dispatcher
+from palimpsest.ops.threads import numba_missing
 from palimpsest.ops.topk_retrieval.blockwise import topk_retrieval_blockwise
 from palimpsest.ops.topk_retrieval.compiled import topk_retrieval_numba
 from palimpsest.ops.topk_retrieval.reference import topk_retrieval_reference
@@ -35,7 +35,7 @@ class Retrieval(NamedTuple):
     """What every position read, and from where."""
 
     read_BTD: Tensor
-    """Weighted sum of the chosen values; 0 where nothing may be read."""
+    """Weighted sum of the chosen values; 0 where nothing may be read, of width 0 without values."""
     pairs_BTK: Tensor
     """Indices into N of the chosen pairs, best first; -1 where fewer than K may be read."""
     weights_BTK: Tensor
@@ -45,7 +45,7 @@ class Retrieval(NamedTuple):
 def topk_retrieval(
     queries_BTA: Tensor,
     keys: Tensor,
-    values_BND: Tensor,
+    values_BND: Tensor | None,
     log_strength_BN: Tensor | None = None,
     *,
     top_k: int,
@@ -56,6 +56,7 @@ def topk_retrieval(
     hold: Tensor | None = None,
     reset: Tensor | None = None,
     usable_BN: Tensor | None = None,
+    first_BT: Tensor | None = None,
     backend: str | None = None,
 ) -> Retrieval:
     """The K best of the pairs written before, weighted by softmax(temperature · score).
@@ -82,7 +83,8 @@ def topk_retrieval(
         queries_BTA: what is looked for; any length, as only directions count.
         keys: (B, N, A), the keys of all pairs, oldest first; or, with ``key_ids_BN``, a table
             (V, A) of all keys there are.
-        values_BND: the values of all pairs.
+        values_BND: the values of all pairs; None where the caller sums them itself, by the pairs
+            and weights returned (cheaper where values are rows of a table, too).
         log_strength_BN: added to the score; finite. For ranking, values below -1,000 count as that.
         top_k: how many pairs are read at most.
         key_ids_BN: int64, the row of the table that is the key of each pair.
@@ -94,10 +96,13 @@ def topk_retrieval(
             from there on.
         usable_BN: True where the pair may be read at all. In decoding, the caller marks here the
             pairs of earlier documents, of padding, and those without a key.
+        first_BT: int64, for each position the index into N of the first pair that it may read: a
+            window on the newest pairs, or where a document started that began in an earlier call.
         backend: ``reference``, ``blockwise`` or ``numba`` (which needs ``key_ids_BN``).
 
     Returns:
-        :class:`Retrieval`; the read is in the dtype of ``values_BND``, K = min(top_k, N).
+        :class:`Retrieval`; the read is in the dtype of ``values_BND`` (without values, of
+        ``queries_BTA``), K = min(top_k, N).
 
     Raises:
         ValueError: shapes that do not fit one another, no position, more positions than pairs,
@@ -113,18 +118,16 @@ def topk_retrieval(
             "it must be (B, T, A) with at least one position"
         )
     batch, length, width = queries_BTA.shape
-    n_pairs = values_BND.shape[1] if values_BND.dim() == 3 else 0
-    if n_pairs < length:
-        raise ValueError(
-            f"values_BND has shape {tuple(values_BND.shape)}; it must be (B, N, D) with a pair for "
-            f"each of the T={length} positions, behind those of earlier calls"
-        )
-    require_shape("values_BND", values_BND, "BND", (batch, n_pairs, values_BND.shape[2]))
+    n_pairs = _count_pairs(keys, key_ids_BN, values_BND, length)
+    like = queries_BTA if values_BND is None else values_BND
     if key_ids_BN is None:
         require_shape("keys", keys, "BNA", (batch, n_pairs, width))
     else:
         _require_ids(key_ids_BN, keys, batch, n_pairs, width)
-    named = {"values_BND": values_BND, "queries_BTA": queries_BTA, "keys": keys}
+    named = {"queries_BTA": queries_BTA, "keys": keys}
+    if values_BND is not None:
+        require_shape("values_BND", values_BND, "BND", (batch, n_pairs, values_BND.shape[2]))
+        named["values_BND"] = values_BND
     if log_strength_BN is not None:
         require_shape("log_strength_BN", log_strength_BN, "BN", (batch, n_pairs))
         named["log_strength_BN"] = log_strength_BN
@@ -133,7 +136,7 @@ def topk_retrieval(
             require_shape(name, factor, "", ())
             named[name] = factor
     for name, tensor in named.items():
-        require_float(name, tensor, values_BND)
+        require_float(name, tensor, like)
     if top_k < 1:
         raise ValueError(f"top_k={top_k}; at least one pair must be read")
     if delay < 0:
@@ -141,6 +144,10 @@ def topk_retrieval(
     require_mask("hold", hold, batch, length)
     require_mask("reset", reset, batch, length)
     require_mask("usable_BN", usable_BN, batch, n_pairs)
+    if first_BT is not None:
+        require_shape("first_BT", first_BT, "BT", (batch, length))
+    if reset is not None:
+        first_BT = _first_readable(reset, n_pairs, first_BT)
     dtype = compute_dtype(*named.values())
     usable_BN = _usable(usable_BN, hold, n_pairs)
     run = _dispatcher.pick(
@@ -149,7 +156,7 @@ def topk_retrieval(
     read_BTD, pairs_BTK, weights_BTK = run(
         queries_BTA.to(dtype),
         keys.to(dtype),
-        values_BND.to(dtype),
+        None if values_BND is None else values_BND.to(dtype),
         None if log_strength_BN is None else log_strength_BN.to(dtype),
         key_ids_BN,
         top_k,
@@ -157,14 +164,31 @@ def topk_retrieval(
         temperature.to(dtype) if isinstance(temperature, Tensor) else temperature,
         delay,
         usable_BN,
-        None if reset is None else _first_readable(reset, n_pairs),
+        first_BT,
     )
     if hold is not None:
         held_BT1 = hold.unsqueeze(-1)
         read_BTD = read_BTD.masked_fill(held_BT1, 0.0)
         pairs_BTK = pairs_BTK.masked_fill(held_BT1, -1)
         weights_BTK = weights_BTK.masked_fill(held_BT1, 0.0)
-    return Retrieval(read_BTD.to(values_BND.dtype), pairs_BTK, weights_BTK)
+    return Retrieval(read_BTD.to(like.dtype), pairs_BTK, weights_BTK)
+
+
+def _count_pairs(
+    keys: Tensor, key_ids_BN: Tensor | None, values_BND: Tensor | None, length: int
+) -> int:
+    name, given, shape = "keys", keys, "(B, N, A)"
+    if values_BND is not None:
+        name, given, shape = "values_BND", values_BND, "(B, N, D)"
+    elif key_ids_BN is not None:
+        name, given, shape = "key_ids_BN", key_ids_BN, "(B, N)"
+    n_pairs = given.shape[1] if given.dim() == shape.count(",") + 1 else 0
+    if n_pairs < length:
+        raise ValueError(
+            f"{name} has shape {tuple(given.shape)}; it must be {shape} with a pair for each of "
+            f"the T={length} positions, behind those of earlier calls"
+        )
+    return n_pairs
 
 
 def _require_ids(ids_BN: Tensor, table: Tensor, batch: int, n_pairs: int, width: int) -> None:
@@ -198,8 +222,10 @@ def _usable(usable_BN: Tensor | None, hold: Tensor | None, n_pairs: int) -> Tens
     return written_BN if usable_BN is None else usable_BN & written_BN
 
 
-def _first_readable(reset: Tensor, n_pairs: int) -> Tensor:
-    """For every position, the index into N of the first pair of its document (0 where unknown)."""
+def _first_readable(reset: Tensor, n_pairs: int, first_BT: Tensor | None) -> Tensor:
+    """For every position, the index into N of the first pair of its document (0 where unknown),
+    or the limit given where that is later."""
     length = reset.shape[1]
     place_T = torch.arange(n_pairs - length, n_pairs, device=reset.device)
-    return torch.where(reset, place_T, 0).cummax(1).values
+    start_BT = torch.where(reset, place_T, 0).cummax(1).values
+    return start_BT if first_BT is None else torch.maximum(start_BT, first_BT)

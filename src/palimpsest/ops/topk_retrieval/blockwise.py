@@ -116,7 +116,7 @@ def _hide_unreadable(
 def topk_retrieval_blockwise(
     queries_BTA: Tensor,
     keys: Tensor,
-    values_BND: Tensor,
+    values_BND: Tensor | None,
     log_strength_BN: Tensor | None,
     key_ids_BN: Tensor | None,
     top_k: int,

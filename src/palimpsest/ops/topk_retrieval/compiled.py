@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from palimpsest.ops.decay_scan.arguments import without_autocast
-from palimpsest.ops.decay_scan.threads import as_array, require_cpu, run_rows
+from palimpsest.ops.threads import as_array, require_cpu, run_rows
 from palimpsest.ops.topk_retrieval.ranking import scale_value, unit
 from palimpsest.ops.topk_retrieval.weighting import flat_pairs, weigh
 
@@ -68,7 +68,7 @@ def _search(
 def topk_retrieval_numba(
     queries_BTA: Tensor,
     keys: Tensor,
-    values_BND: Tensor,
+    values_BND: Tensor | None,
     log_strength_BN: Tensor | None,
     key_ids_BN: Tensor | None,
     top_k: int,
@@ -85,7 +85,7 @@ def topk_retrieval_numba(
             "backend='numba' of op 'topk_retrieval' needs key_ids_BN and a table of keys; "
             "use backend='blockwise' for keys that are not rows of a table"
         )
-    length, n_pairs = queries_BTA.shape[1], values_BND.shape[1]
+    length, n_pairs = queries_BTA.shape[1], key_ids_BN.shape[1]
     top_k = min(top_k, n_pairs)
     factor = scale_value(scale)
     offset = n_pairs - length - delay

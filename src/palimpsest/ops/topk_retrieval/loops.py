@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from palimpsest.ops.decay_scan.threads import compiled
+from palimpsest.ops.threads import compiled
 
 __all__ = ["choose_loop"]
 

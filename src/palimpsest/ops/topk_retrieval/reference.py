@@ -22,7 +22,7 @@ __all__ = ["topk_retrieval_reference"]
 def topk_retrieval_reference(
     queries_BTA: Tensor,
     keys: Tensor,
-    values_BND: Tensor,
+    values_BND: Tensor | None,
     log_strength_BN: Tensor | None,
     key_ids_BN: Tensor | None,
     top_k: int,
@@ -64,10 +64,13 @@ def topk_retrieval_reference(
             score_BN = score_BN + log_strength_BN
         logits_BK = (temperature * score_BN.gather(1, pairs_BK)).masked_fill(~valid_BK, -1e30)
         weights_BK = logits_BK.softmax(-1) * valid_BK
-        picked_BKD = values_BND.gather(
-            1, pairs_BK.unsqueeze(-1).expand(-1, -1, values_BND.shape[2])
-        )
-        reads.append((weights_BK.unsqueeze(-1) * picked_BKD).sum(1))
+        if values_BND is None:
+            reads.append(weights_BK[:, :0])
+        else:
+            picked_BKD = values_BND.gather(
+                1, pairs_BK.unsqueeze(-1).expand(-1, -1, values_BND.shape[2])
+            )
+            reads.append((weights_BK.unsqueeze(-1) * picked_BKD).sum(1))
         chosen.append(pairs_BK.masked_fill(~valid_BK, -1))
         weights.append(weights_BK)
     return torch.stack(reads, 1), torch.stack(chosen, 1), torch.stack(weights, 1)

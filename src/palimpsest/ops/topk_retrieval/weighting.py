@@ -22,7 +22,7 @@ def weigh(
     flat_BTK: Tensor,
     valid_BTK: Tensor,
     cosine_BTK: Tensor,
-    values_BND: Tensor,
+    values_BND: Tensor | None,
     log_strength_BN: Tensor | None,
     scale: float | Tensor,
     temperature: float | Tensor,
@@ -33,13 +33,15 @@ def weigh(
     looked up.
 
     Returns:
-        read_BTD and weights_BTK; both 0 where no pair is valid.
+        read_BTD (of width 0 without values) and weights_BTK; both 0 where no pair is valid.
     """
     score_BTK = scale * cosine_BTK
     if log_strength_BN is not None:
         score_BTK = score_BTK + log_strength_BN.reshape(-1)[flat_BTK]
     logits_BTK = (temperature * score_BTK).masked_fill(~valid_BTK, -1e30)
     weights_BTK = logits_BTK.softmax(-1) * valid_BTK
+    if values_BND is None:
+        return weights_BTK[..., :0], weights_BTK
     read = F.embedding_bag(
         flat_BTK.flatten(0, 1),
         values_BND.reshape(-1, values_BND.shape[-1]),

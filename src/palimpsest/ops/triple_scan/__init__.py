@@ -13,14 +13,14 @@ from palimpsest.ops.decay_scan.arguments import (
     require_mask,
     require_shape,
 )
-from palimpsest.ops.decay_scan.threads import numba_missing
 from palimpsest.ops.dispatch import Dispatcher
 from palimpsest.ops.pair_memory import LOOP_ENTRIES
+from palimpsest.ops.threads import numba_missing
 from palimpsest.ops.triple_scan.compiled import triple_scan_numba
 from palimpsest.ops.triple_scan.composed import triple_scan_composed
 from palimpsest.ops.triple_scan.reference import triple_scan_reference
 
-__all__ = ["triple_scan"]
+__all__ = ["state_width", "triple_scan"]
 
 _dispatcher = Dispatcher("triple_scan")
 _dispatcher.register("reference", triple_scan_reference)
@@ -75,21 +75,8 @@ def triple_scan(
     Source:
         arXiv 2606.05175, the triple-latent layer.
     """
-    if n_heads < 1:
-        raise ValueError(f"n_heads={n_heads}; it must be at least 1")
-    columns = projected_BTX.shape[-1]
-    if projected_BTX.dim() != 3 or projected_BTX.shape[1] == 0 or columns % n_heads:
-        raise ValueError(
-            f"projected_BTX has shape {tuple(projected_BTX.shape)}; it must be (B, T, X), at least "
-            f"one position, with X a multiple of n_heads={n_heads}"
-        )
+    width = state_width(projected_BTX, n_heads)
     batch, length, _ = projected_BTX.shape
-    width = (columns // n_heads - 2) // 4
-    if width < 1 or columns != n_heads * (4 * width + 2):
-        raise ValueError(
-            f"projected_BTX has {columns} columns; with n_heads={n_heads} it must have "
-            f"{n_heads}·(4·S + 2)"
-        )
     named = {"projected_BTX": projected_BTX}
     if state_BHS is not None:
         require_shape("state_BHS", state_BHS, "BHS", (batch, n_heads, width))
@@ -114,3 +101,22 @@ def triple_scan(
         projected_BTX.to(dtype), state_BHS.to(dtype), pairs_BHSS.to(dtype), hold, reset
     )
     return out_BTHS.to(projected_BTX.dtype), state_BHS, pairs_BHSS
+
+
+def state_width(projected_BTX: Tensor, n_heads: int) -> int:
+    """S of X = H·(4·S + 2) columns; refuses a shape that is not of that form."""
+    if n_heads < 1:
+        raise ValueError(f"n_heads={n_heads}; it must be at least 1")
+    columns = projected_BTX.shape[-1]
+    if projected_BTX.dim() != 3 or projected_BTX.shape[1] == 0 or columns % n_heads:
+        raise ValueError(
+            f"projected_BTX has shape {tuple(projected_BTX.shape)}; it must be (B, T, X), at least "
+            f"one position, with X a multiple of n_heads={n_heads}"
+        )
+    width = (columns // n_heads - 2) // 4
+    if width < 1 or columns != n_heads * (4 * width + 2):
+        raise ValueError(
+            f"projected_BTX has {columns} columns; with n_heads={n_heads} it must have "
+            f"{n_heads}·(4·S + 2)"
+        )
+    return width

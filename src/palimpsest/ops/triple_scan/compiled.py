@@ -15,12 +15,29 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from palimpsest.ops.decay_scan.threads import as_array, require_cpu, run_rows
+from palimpsest.ops.threads import as_array, require_cpu, run_rows
 from palimpsest.ops.triple_scan.reference import split_columns
 
-__all__ = ["triple_scan_numba"]
+__all__ = ["STRETCH", "activate", "triple_scan_numba"]
 
 STRETCH = 32
+
+
+def activate(
+    projected_BTX: Tensor, n_heads: int, hold_BT: Tensor | None, reset_BT: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the loops read: features after their tanh, what gates keep and write, resets.
+
+    1 - σ(x) is formed as σ(-x), which stays exact where a gate is nearly open.
+    """
+    features, gates = split_columns(projected_BTX, n_heads)
+    keep, write = gates.sigmoid(), gates.neg().sigmoid_()
+    if hold_BT is not None:
+        keep.masked_fill_(hold_BT[:, :, None, None], 1.0)
+        write.masked_fill_(hold_BT[:, :, None, None], 0.0)
+    if reset_BT is None:
+        reset_BT = torch.empty(0, 0, dtype=torch.bool)
+    return features.tanh().contiguous(), keep.contiguous(), write.contiguous(), reset_BT
 
 
 def _forward(
@@ -36,15 +53,7 @@ def _forward(
 
     batch, length, _ = projected_BTX.shape
     heads, width = state_BHS.shape[1:]
-    features, gates = split_columns(projected_BTX, heads)
-    features = features.tanh().contiguous()
-    keep, write = gates.sigmoid(), (-gates).sigmoid()
-    if hold_BT is not None:
-        keep.masked_fill_(hold_BT[:, :, None, None], 1.0)
-        write.masked_fill_(hold_BT[:, :, None, None], 0.0)
-    keep, write = keep.contiguous(), write.contiguous()
-    if reset_BT is None:
-        reset_BT = torch.empty(0, 0, dtype=torch.bool)
+    features, keep, write, reset_BT = activate(projected_BTX, heads, hold_BT, reset_BT)
     state_BHS, pairs_BHSS = (
         x.clone(memory_format=torch.contiguous_format) for x in (state_BHS, pairs_BHSS)
     )

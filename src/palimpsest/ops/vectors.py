@@ -34,7 +34,12 @@ _FLAGS = ("contract", "reassoc", "nsz")
 _INDEX = ir.IntType(32)
 
 
-class _Vector(types.Type):
+# Whether numba's classes are typed depends on its release; as Any, mypy sees them alike.
+_Type: Any = types.Type
+_PrimitiveModel: Any = models.PrimitiveModel
+
+
+class _Vector(_Type):  # type: ignore[misc]
     def __init__(self, entry: Any, width: int) -> None:
         self.entry = entry
         self.width = width
@@ -42,11 +47,11 @@ class _Vector(types.Type):
         super().__init__(name=name)
 
 
-class _VectorModel(models.PrimitiveModel):
+class _VectorModel(_PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, vector: _Vector) -> None:
         entry = ir.FloatType() if vector.entry == types.float32 else ir.DoubleType()
         lanes = ir.VectorType(entry, vector.width)
-        super().__init__(manager, vector, lanes)  # type: ignore[no-untyped-call]
+        super().__init__(manager, vector, lanes)
 
 
 register_model(_Vector)(_VectorModel)

@@ -1,8 +1,8 @@
 """Compiling a loop with numba on first use, and sharing its rows among torch's CPU threads.
 
-numba is optional (``pip install palimpsest-lm[numba]``). Its own parallel loops are not used: one
-of their thread pools aborts the process when two Python threads enter it, another when a forked
-process does. The kernels release the GIL, so an ordinary pool of Python threads serves.
+Without numba the pure PyTorch backends run. Its own parallel loops are not used: one of their
+thread pools aborts the process when two Python threads enter it, another when a forked process
+does. The kernels release the GIL, so an ordinary pool of Python threads serves.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["as_array", "compiled", "numba_missing", "require_cpu", "run_rows"]
 # Sums may be reordered and multiply-adds fused; inf and NaN keep their meaning.
 FAST_MATH = {"contract", "reassoc", "nsz"}
 # Below this many inner operations, handing rows to another thread costs more than it saves.
-SPLIT_ABOVE = 400_000
+SPLIT_ABOVE = 2_000_000
 
 
 @functools.cache
 def numba_missing() -> str | None:
     """None where numba is installed, otherwise the sentence of the error."""
     if importlib.util.find_spec("numba") is None:
-        return "it needs numba: pip install 'palimpsest-lm[numba]'"
+        return "numba is not installed; pip install numba"
     return None
 
 

@@ -1,0 +1,116 @@
+"""The triple-slot layer's recurrence as one compiled loop (numba), forward and backward.
+
+As :mod:`palimpsest.ops.triple_scan.compiled`, with two sides of slots for the dense pair memory.
+
+B batch, T positions, H heads, S width of the state, R slots, X = 4·H·S + 2·H columns,
+N checkpoints.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from palimpsest.ops.threads import as_array, require_cpu, run_rows
+from palimpsest.ops.triple_scan.compiled import STRETCH, activate
+
+__all__ = ["slot_scan_numba"]
+
+
+def _forward(
+    projected_BTX: Tensor,
+    weights_BTHR: Tensor,
+    state_BHS: Tensor,
+    slots_B2HSR: Tensor,
+    hold_BT: Tensor | None,
+    reset_BT: Tensor | None,
+    stretch: int,
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """Output, final states, and what the backward needs."""
+    from palimpsest.ops.slot_scan.loops import forward_loop
+
+    batch, length, heads, slots = weights_BTHR.shape
+    width = state_BHS.shape[2]
+    features, keep, write, reset_BT = activate(projected_BTX, heads, hold_BT, reset_BT)
+    weights_BTHR = weights_BTHR.contiguous()
+    state_BHS, slots_B2HSR = (
+        x.clone(memory_format=torch.contiguous_format) for x in (state_BHS, slots_B2HSR)
+    )
+    kept = -(-length // stretch) if stretch else 0
+    states_BNHS = features.new_empty(batch, kept, heads, width)
+    slots_BN2HSR = features.new_empty(batch, kept, 2, heads, width, slots)
+    out_BTHR = torch.empty_like(weights_BTHR)
+    reads_BT2HR = features.new_empty(batch, length if stretch else 0, 2, heads, slots)
+    inputs = (features, weights_BTHR, keep, write, reset_BT)
+    states = (state_BHS, slots_B2HSR, states_BNHS, slots_BN2HSR)
+    run_rows(
+        forward_loop(slots),
+        (*map(as_array, (*inputs, *states)), stretch, as_array(reads_BT2HR), as_array(out_BTHR)),
+        batch * heads,
+        out_BTHR.numel() * width * 8,
+    )
+    return out_BTHR, state_BHS, slots_B2HSR, (*inputs, states_BNHS, slots_BN2HSR, reads_BT2HR)
+
+
+class _SlotScan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        projected_BTX: Tensor,
+        weights_BTHR: Tensor,
+        state_BHS: Tensor,
+        slots_B2HSR: Tensor,
+        hold_BT: Tensor | None,
+        reset_BT: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        out_BTHR, state_BHS, slots_B2HSR, saved = _forward(
+            projected_BTX, weights_BTHR, state_BHS, slots_B2HSR, hold_BT, reset_BT, STRETCH
+        )
+        ctx.save_for_backward(*saved)
+        ctx.columns = projected_BTX.shape[2]
+        return out_BTHR, state_BHS, slots_B2HSR
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, d_out_BTHR: Tensor, d_state_BHS: Tensor, d_slots_B2HSR: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        from palimpsest.ops.slot_scan.loops import backward_loop
+
+        *inputs, reads_BT2HR = ctx.saved_tensors
+        batch, length, heads, _ = d_out_BTHR.shape
+        width = d_state_BHS.shape[2]
+        d_state_BHS = d_state_BHS.clone(memory_format=torch.contiguous_format)
+        d_slots_B2HRS = d_slots_B2HSR.mT.clone(memory_format=torch.contiguous_format)
+        d_projected_BTX = reads_BT2HR.new_empty(batch, length, ctx.columns)
+        d_weights_BTHR = torch.empty_like(inputs[1])
+        gradients = (d_out_BTHR, d_state_BHS, d_slots_B2HRS, d_projected_BTX, d_weights_BTHR)
+        run_rows(
+            backward_loop(width),
+            (*map(as_array, inputs), STRETCH, *map(as_array, (reads_BT2HR, *gradients))),
+            batch * heads,
+            d_out_BTHR.numel() * width * 24,
+        )
+        return d_projected_BTX, d_weights_BTHR, d_state_BHS, d_slots_B2HRS.mT, None, None
+
+
+def slot_scan_numba(
+    projected_BTX: Tensor,
+    weights_BTHR: Tensor,
+    state_BHS: Tensor,
+    slots_B2HSR: Tensor,
+    hold_BT: Tensor | None,
+    reset_BT: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The compiled loop; see :func:`palimpsest.ops.slot_scan.slot_scan`."""
+    require_cpu("slot_scan", projected_BTX)
+    inputs = (projected_BTX, weights_BTHR, state_BHS, slots_B2HSR)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        out_BTHR, state_BHS, slots_B2HSR = _SlotScan.apply(  # type: ignore[no-untyped-call]
+            *inputs, hold_BT, reset_BT
+        )
+        return out_BTHR, state_BHS, slots_B2HSR
+    return _forward(*inputs, hold_BT, reset_BT, stretch=0)[:3]
