@@ -17,6 +17,7 @@ from palimpsest.ops.grounded_loop.params import GroundedParams
 from palimpsest.ops.grounded_loop.reference import L2_EPS, RMS_EPS
 from palimpsest.ops.grounded_loop.window import run_window
 from palimpsest.ops.grounded_loop.workspace import BackwardBuffers, Step, Window
+from palimpsest.ops.threads import run_rows
 
 __all__ = ["NumbaEngine", "grounded_loop_numba"]
 
@@ -134,17 +135,21 @@ class NumbaEngine:
     def recompute(self, block: list[tuple[int, int]]) -> None:
         origin = block[0][0]
         starts = np.array([start - origin for start, _ in block] + [block[-1][1] - origin])
-        self.mem.recompute_rows(
+        batch = self.dc.shape[0]
+        work = (starts[-1] * self.memories[0].size) // 2
+        rows = (
             origin, starts, self.y[0], self.key_input, self.key_bias, self.rate, self.dt_bias,
             self.keys, self.key_scale, self.updates, self.decay, self.memories, self.flags,
             self.at, self.one, self.l2_eps,
         )  # fmt: skip
+        run_rows(self.mem.recompute_rows, rows, batch, work)
         for i, y in enumerate(self.y):
-            self.mem.recompute_outputs(
+            outputs = (
                 origin, starts, y, self.query_bias[i], self.queries[i], self.query_scale[i],
                 self.outputs[i], self.keys, self.updates, self.decay, self.memories, self.at,
                 self.one, self.l2_eps,
             )  # fmt: skip
+            run_rows(self.mem.recompute_outputs, outputs, batch, work)
 
     def enter_chunk(self, chunk: int) -> None:
         self.mem.enter_chunk(self.lam, self.memories[chunk + 1], self.phi, self.one)

@@ -140,15 +140,16 @@ def memory_mix(
 def recompute_rows(
     origin: int, starts: Any, y: Any, key_input: Any, key_bias: Any, rate: Any, dt_bias: Any,
     keys: Any, key_scale: Any, updates: Any, decay: Any, memories: Any, flags: Any, at: Any,
-    one: Any, l2_eps: Any,
+    one: Any, l2_eps: Any, low: int, high: int,
 ) -> None:  # fmt: skip
     """A block's keys, updates, decay, and the memory at each chunk's start and at the end.
 
     Chunk c of the block is the steps [starts[c], starts[c + 1]); memories[0] is given.
+    Rows [low, high), so that threads can share a block's work.
     """
     _, _, H, K, U, _, _, c_value, c_beta, c_decay, c_key = at
     zero = one - one
-    for row in range(key_input.shape[0]):
+    for row in range(low, high):
         for h in range(H):
             G_S, keys_SK, updates_SU = decay[row, h], keys[row, h], updates[row, h]
             bias, at_k, at_v = key_bias[h * K : h * K + K], c_key + h * K, c_value + h * U
@@ -185,12 +186,12 @@ def recompute_rows(
 def recompute_outputs(
     origin: int, starts: Any, y: Any, query_bias: Any, queries: Any, query_scale: Any,
     outputs: Any, keys: Any, updates: Any, decay: Any, memories: Any, at: Any, one: Any,
-    l2_eps: Any,
+    l2_eps: Any, low: int, high: int,
 ) -> None:  # fmt: skip
     """A block's queries and what they read, of one layer."""
     _, _, H, K, U, c_query, _, _, _, _, _ = at
     zero = one - one
-    for row in range(keys.shape[0]):
+    for row in range(low, high):
         for h in range(H):
             G_S, keys_SK, updates_SU = decay[row, h], keys[row, h], updates[row, h]
             bias, at_q = query_bias[h * K : h * K + K], c_query + h * K
