@@ -58,7 +58,7 @@ def trainer(size: str, backend: str, precision: str) -> tuple[GroundedModel, Cal
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return float(loss)
+        return loss.item()
 
     return model, step
 
@@ -256,7 +256,7 @@ def curves(size: str, path: Path, steps: int = 200) -> dict[str, list[float]]:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            losses[precision].append(float(loss))
+            losses[precision].append(loss.item())
     import matplotlib
 
     matplotlib.use("Agg")
@@ -288,7 +288,7 @@ def long_window() -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(
             f"T 2048, batch 4, {model.num_parameters():,} parameters, {precision}: loss "
-            f"{float(loss):.3f}, {seconds:.1f} s, peak memory of the process {peak:.2f} GiB"
+            f"{loss.item():.3f}, {seconds:.1f} s, peak memory of the process {peak:.2f} GiB"
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CONFIGS"]
+__all__ = ["CONFIGS", "OWN_LEARNING_RATES"]
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "gpn": {
@@ -38,5 +38,129 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "d_val": 7,
         },
     },
+    "transformer": {
+        "learned": {
+            "vocab_size": 37,
+            "d_model": 15,
+            "n_layers": 2,
+            "n_heads": 3,
+            "max_seq_len": 73,
+        },
+        "nope": {
+            "vocab_size": 37,
+            "d_model": 21,
+            "n_layers": 1,
+            "n_heads": 3,
+            "positions": "none",
+        },
+    },
+    "transformer-triple": {
+        "learned": {
+            "vocab_size": 37,
+            "d_model": 15,
+            "n_layers": 2,
+            "n_heads": 3,
+            "state_dim": 7,
+            "max_seq_len": 73,
+        },
+    },
+    "triple-latent": {
+        "learned": {
+            "vocab_size": 37,
+            "d_model": 13,
+            "n_layers": 2,
+            "n_heads": 3,
+            "state_dim": 5,
+            "max_seq_len": 73,
+        },
+        "unbounded": {
+            "vocab_size": 37,
+            "d_model": 11,
+            "n_layers": 1,
+            "n_heads": 3,
+            "state_dim": 7,
+            "positions": "none",
+        },
+    },
+    "triple-slot": {
+        "learned": {
+            "vocab_size": 37,
+            "d_model": 13,
+            "n_layers": 2,
+            "n_heads": 3,
+            "state_dim": 5,
+            "n_slots": 7,
+            "max_seq_len": 73,
+        },
+    },
+    "triple-hybrid": {
+        "learned": {
+            "vocab_size": 37,
+            "d_model": 13,
+            "n_layers": 2,
+            "n_heads": 3,
+            "state_dim": 5,
+            "max_seq_len": 73,
+        },
+    },
+    "triple-slot-hybrid": {
+        "unbounded": {
+            "vocab_size": 37,
+            "d_model": 13,
+            "n_layers": 2,
+            "n_heads": 3,
+            "state_dim": 5,
+            "n_slots": 7,
+            "positions": "none",
+        },
+    },
+    "gated-hybrid": {
+        "default": {
+            "vocab_size": 37,
+            "d_model": 13,
+            "n_layers": 2,
+            "n_heads": 3,
+            "state_dim": 5,
+            "assoc_dim": 7,
+            "top_k": 6,
+            "max_seq_len": 73,
+        },
+        "concat-parallel-all": {
+            "vocab_size": 37,
+            "d_model": 13,
+            "n_layers": 2,
+            "n_heads": 3,
+            "state_dim": 5,
+            "assoc_dim": 7,
+            "top_k": 6,
+            "positions": "none",
+            "query": "parallel",
+            "layers": "all",
+            "fusion": "concat",
+            "write_gate": True,
+            "memory_cap": 8,
+        },
+        "published-serial-sum-slots": {
+            "vocab_size": 37,
+            "d_model": 13,
+            "n_layers": 1,
+            "n_heads": 3,
+            "state_dim": 5,
+            "n_slots": 11,
+            "assoc_dim": 7,
+            "top_k": 2,
+            "max_seq_len": 73,
+            "query": "serial",
+            "fusion": "sum",
+            "read_gate": False,
+            "init": "published",
+        },
+    },
 }
 """Architecture → label → fields. A label appears in the test's id."""
+
+OWN_LEARNING_RATES: dict[str, dict[str, float]] = {"gated-hybrid": {"log_temperature": 10.0}}
+"""Architecture → last part of a parameter's name → its learning rate as a multiple of the model's.
+
+Everything that is not declared here learns at the model's own rate.
+"""

@@ -98,7 +98,9 @@ class Setting:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Inside: the backend is forced and the precision set. Afterwards: it did run."""
-        forced = {} if self.backend == AUTOMATIC else backends_of(self.model)[self.backend]
+        forced = (
+            {} if self.backend == AUTOMATIC else backends_of(self.model, self.label)[self.backend]
+        )
         before = palimpsest.backend_calls()
         with (
             palimpsest.force_backend(**forced),
@@ -133,11 +135,10 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 @functools.cache
-def backends_of(model: str) -> dict[str, dict[str, str]]:
+def backends_of(model: str, label: str) -> dict[str, dict[str, str]]:
     """Backend name → the ops to force it for, over all ops that a run of the model uses."""
     before = palimpsest.backend_calls()
-    for fields in CONFIGS[model].values():
-        palimpsest.build(model, **fields)(torch.arange(LENGTH)[None])
+    palimpsest.build(model, **CONFIGS[model][label])(torch.arange(LENGTH)[None])
     used = {op for op, _ in palimpsest.backend_calls() - before} - {HEAD_OP}
     found: dict[str, dict[str, str]] = {}
     for op in sorted(used):
@@ -157,7 +158,7 @@ def settings(
         Setting(model, label, backend, precision)
         for model in palimpsest.list_models()
         for i, label in enumerate(CONFIGS.get(model, {}))
-        for backend in (AUTOMATIC, *backends_of(model))
+        for backend in (AUTOMATIC, *backends_of(model, label))
         for precision in precisions
         if (i == 0 or precision == "fp64")
         and (backends is None or backend in backends)

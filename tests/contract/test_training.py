@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 import palimpsest
-from tests.contract.configs import CONFIGS
+from tests.contract.configs import CONFIGS, OWN_LEARNING_RATES
 from tests.contract.harness import (
     AUTOMATIC,
     LENGTH,
@@ -101,8 +101,11 @@ def test_parameter_groups(setting: Setting) -> None:
     groups = model.param_groups(lr=1e-3, weight_decay=0.1)
     grouped = [id(p) for group in groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+    factors = OWN_LEARNING_RATES.get(setting.model, {})
+    names = {id(p): name.split(".")[-1] for name, p in model.named_parameters()}
     for group in groups:
-        assert group["lr"] == 1e-3
+        for parameter in group["params"]:
+            assert group["lr"] == 1e-3 * factors.get(names[id(parameter)], 1.0)
         assert group["weight_decay"] in (0.0, 0.1)
         if group["weight_decay"]:
             assert all(p.ndim >= 2 for p in group["params"])

@@ -25,6 +25,7 @@ DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 # command: (the class of its arguments, what it does)
 COMMANDS = {
+    "demo": ("DemoArgs", "two models trained, measured and sampled, on text that is already here"),
     "train": ("TrainArgs", "train a model on text, or go on with a run"),
     "eval": ("EvalArgs", "perplexity and bits per byte of a text"),
     "generate": ("GenerateArgs", "write on from a prompt, or from a session put away"),
@@ -42,6 +43,7 @@ commands:
 {chr(10).join(f"  {name:<10}{what}" for name, (_, what) in COMMANDS.items())}
 
 examples:
+  palimpsest demo --out demo-run
   palimpsest train gpnm-1m --data book.txt --out runs/book
   palimpsest eval runs/book --text other.txt --protocol carried
   palimpsest generate runs/book --prompt "Once upon a time"

@@ -67,6 +67,7 @@ def track(
                 f"{label}: {done:,}/{total:,} {unit} ({100 * done / total:.0f} %), "
                 f"{rate:,.0f} {unit}/s, {(total - done) / rate:,.0f} s left",
                 highlight=False,
+                soft_wrap=True,  # one line, as wide as it is
             )
 
     yield advance

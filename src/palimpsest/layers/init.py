@@ -11,7 +11,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["decay_rates", "lecun_normal_", "normal_", "step_biases", "uninitialised"]
+__all__ = [
+    "decay_rates",
+    "lecun_normal_",
+    "linear",
+    "normal_",
+    "orthogonal_",
+    "step_biases",
+    "uninitialised",
+    "xavier_uniform_",
+]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -42,6 +51,29 @@ def normal_(weight: Tensor, std: float) -> Tensor:
     """Normal of mean 0."""
     draw = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
     return weight.copy_(draw.normal_(0.0, std))
+
+
+@torch.no_grad()
+def xavier_uniform_(weight: Tensor) -> Tensor:
+    """Uniform of variance 2 / (fan_in + fan_out), as torch's own attention starts."""
+    draw = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    return weight.copy_(nn.init.xavier_uniform_(draw))
+
+
+@torch.no_grad()
+def orthogonal_(weight: Tensor) -> Tensor:
+    """A random orthogonal matrix; orthonormal rows or columns where it is not square."""
+    draw = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    return weight.copy_(nn.init.orthogonal_(draw))
+
+
+def linear(fan_in: int, out: int, *, bias: bool = False, std: float = 0.02) -> nn.Linear:
+    """A linear map that starts normal, with a bias of zeros."""
+    layer = uninitialised(nn.Linear, fan_in, out, bias=bias)
+    normal_(layer.weight, std)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 def decay_rates(heads: int) -> Tensor:

@@ -1,6 +1,12 @@
 """Architectures, each on one screen, registered by name."""
 
-from palimpsest.models import gpn
+from palimpsest.models import (
+    gated_hybrid,
+    gpn,
+    transformer,
+    transformer_triple,
+    triple_latent,
+)
 from palimpsest.models.checkpoint import load_model, save_model
 from palimpsest.models.config import ModelConfig
 from palimpsest.models.language_model import LanguageModel, ModelOutput
@@ -11,9 +17,13 @@ __all__ = [
     "ModelConfig",
     "ModelOutput",
     "build",
+    "gated_hybrid",
     "gpn",
     "list_models",
     "list_presets",
     "load_model",
     "save_model",
+    "transformer",
+    "transformer_triple",
+    "triple_latent",
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from palimpsest._version import __version__
 from palimpsest.errors import CheckpointError, ConfigError
@@ -61,7 +62,10 @@ def load_model(folder: str | Path, *, device: torch.device | str | None = None) 
             f"version {FORMAT_VERSION}"
         )
     try:
-        model = build(meta["model"], **meta["config"])
+        with torch.device("meta"):  # no memory, no time, and the generators are left alone
+            model = build(meta["model"], **meta["config"])
+        if next(model.buffers(), None) is not None:  # the file holds parameters only
+            model = build(meta["model"], **meta["config"])
         dtype = getattr(torch, meta["dtype"])
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype={meta['dtype']!r}: is not a floating-point dtype of torch")
@@ -85,6 +89,20 @@ def load_model(folder: str | Path, *, device: torch.device | str | None = None) 
             if names
         ]
         raise CheckpointError(f"{folder / 'model.safetensors'}: {'; '.join(parts)}")
-    model.to(dtype)
-    model.load_state_dict(tensors, strict=False)
-    return model.to(device) if device is not None else model
+    device = torch.get_default_device() if device is None else device
+    for name, tensor in tensors.items():  # copied: read tensors may lie in the mapped file
+        kept = dtype if tensor.is_floating_point() else tensor.dtype
+        tensors[name] = tensor.to(device=device, dtype=kept, copy=True)
+    _assign(model, tensors)
+    return model.to(device=device, dtype=dtype)
+
+
+def _assign(model: LanguageModel, tensors: dict[str, Tensor]) -> None:
+    """Make the tensors the model's parameters; those of two names become one again."""
+    made: dict[int, nn.Parameter] = {}
+    state: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in made:
+            made[id(parameter)] = nn.Parameter(tensors[name], parameter.requires_grad)
+        state[name] = made[id(parameter)]
+    model.load_state_dict(state, strict=False, assign=True)

@@ -18,12 +18,13 @@ import numpy as np
 from palimpsest.errors import ConfigError, InputError
 from palimpsest.interop.published.family import Family, export_arrays, load_arrays
 from palimpsest.interop.published.grounded import GROUNDED
+from palimpsest.interop.published.triple import TRIPLE
 from palimpsest.interop.published.unpickle import read_published_pickle
 from palimpsest.models import LanguageModel
 
 __all__ = ["export_published", "load_published", "read_published_pickle"]
 
-FAMILIES: tuple[Family, ...] = (GROUNDED,)
+FAMILIES: tuple[Family, ...] = (GROUNDED, TRIPLE)
 
 
 def load_published(params: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> LanguageModel:
@@ -32,8 +33,12 @@ def load_published(params: Mapping[str, np.ndarray], config: Mapping[str, Any]) 
     Args:
         params: arrays by their published names, in their published layout, such as
             ``embedding`` (V,e) or ``L0_ffn_w1_k`` (d,2f) of a Grounded Prediction Network.
-        config: the published configuration: ``vocab_size``, ``d_state``, ``d_emb``, ``d_ffn``,
-            and with a memory ``n_heads``, ``d_key``, ``d_val``; ``n_layers`` defaults to 1.
+        config: the published configuration. Grounded Prediction Networks: ``vocab_size``,
+            ``d_state``, ``d_emb``, ``d_ffn``, and with a memory ``n_heads``, ``d_key``, ``d_val``;
+            ``n_layers`` defaults to 1. Triple-Latent models: ``variant`` (such as
+            "triple-hybrid-assoc-gated-last-logits"), ``vocab_size``, ``d_model``, ``n_layers``,
+            ``n_heads``, ``max_seq_len``, ``state_dim``, ``num_slots``, ``assoc_dim``, and
+            ``zeroed_future_taps`` where the two-sided convolution looks back only.
 
     Returns:
         The model, in the dtype of the arrays (the widest of them where they differ).

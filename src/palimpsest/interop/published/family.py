@@ -38,11 +38,20 @@ TRANSPOSED = Layout(np.transpose, np.transpose)
 
 @dataclass(frozen=True)
 class Row:
-    """One parameter: its published name, ours, and the published layout."""
+    """One published array: its name, our parameter, and the published layout.
+
+    ``part`` says which rows of our parameter it is (from, to), where ours joins several published
+    ones.
+    """
 
     published: str
     ours: str
     layout: Layout = AS_IS
+    part: tuple[int, int] | None = None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part of our parameter (or of its gradient) that this row stands for, as a view."""
+        return tensor if self.part is None else tensor[slice(*self.part)]
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ def load_arrays(
             kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             mistakes["not a floating-point array"].append(f"{name} ({kind})")
             continue
-        wanted = _published_shape(rows[name], parameters[rows[name].ours])
+        wanted = _published_shape(rows[name], rows[name].of(parameters[rows[name].ours]))
         if array.shape != wanted:
             mistakes["mis-shaped"].append(f"{name} {array.shape}, must be {wanted}")
     if any(mistakes.values()):
@@ -102,7 +111,7 @@ def load_arrays(
     with torch.no_grad():
         for name, row in rows.items():
             ours = np.array(row.layout.to_ours(arrays[name]), order="C")
-            parameters[row.ours].copy_(torch.from_numpy(ours))
+            row.of(parameters[row.ours]).copy_(torch.from_numpy(ours))
     return model
 
 
@@ -113,10 +122,10 @@ def export_arrays(model: LanguageModel, family: Family, gradients: bool) -> dict
         raise InputError("gradients=True: the model has none; call loss.backward() first")
     arrays = {}
     for row in family.rows(model):
-        tensor: Tensor = parameters[row.ours].detach()
+        tensor: Tensor = row.of(parameters[row.ours]).detach()
         if gradients:
             grad = parameters[row.ours].grad
-            tensor = torch.zeros_like(tensor) if grad is None else grad.detach()
+            tensor = torch.zeros_like(tensor) if grad is None else row.of(grad).detach()
         if tensor.dtype == torch.bfloat16:
             tensor = tensor.float()
         arrays[row.published] = np.array(row.layout.to_published(tensor.cpu().numpy()), order="C")

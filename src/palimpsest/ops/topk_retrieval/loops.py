@@ -35,7 +35,8 @@ def _choose(
     """
     length = cosine_BTU.shape[1]
     top_k = pairs_BTK.shape[2]
-    best = np.empty(top_k, dtype=cosine_BTU.dtype)
+    # as wide as a score: rounded to less, a score could exceed itself and an older tie win
+    best = np.empty(top_k, dtype=np.float64)
     strengths = strength_BN.size > 0
     some_unusable = usable_BN.size > 0
     for row in range(low, high):

@@ -1,0 +1,5 @@
+"""The demonstration: two models trained, measured and sampled on text that every Python has."""
+
+from palimpsest.demo.run import DemoSettings, run_demo
+
+__all__ = ["DemoSettings", "run_demo"]

@@ -1,0 +1,148 @@
+"""The paper's Transformer: pre-norm attention and GELU feed-forward, learned positions, tied head.
+
+Source: the baseline of arXiv 2606.05175; attention is that of Vaswani et al., arXiv 1706.03762.
+
+Legend: B batch, T time, D d_model, H heads, K = D / H, N positions so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from palimpsest.errors import ConfigError
+from palimpsest.layers.attention import AttentionCache, CausalSelfAttention
+from palimpsest.layers.feed_forward import FeedForward
+from palimpsest.layers.growing import Growing
+from palimpsest.models.registry import preset, register
+from palimpsest.models.trunk import TrunkConfig, TrunkModel
+from palimpsest.state import State
+
+__all__ = ["Transformer", "TransformerConfig", "TransformerState"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(TrunkConfig):
+    """The Transformer; ``n_heads`` divides ``d_model``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d_model % self.n_heads:
+            raise ConfigError(
+                f"n_heads={self.n_heads}: must divide d_model={self.d_model}, which each head "
+                "takes an equal part of"
+            )
+
+
+@dataclass(frozen=True)
+class TransformerState(State):
+    """The key-value cache, which grows with the text.
+
+    Attributes:
+        cache: keys and values of every layer.
+        position: (B,) tokens of the current document so far.
+    """
+
+    kind: ClassVar[str] = "transformer"
+
+    cache: AttentionCache
+    position: Tensor
+
+
+class TransformerLayer(nn.Module):
+    """x ← x + drop(Attention(LN(x))); x ← x + drop(FFN(LN(x)))."""
+
+    def __init__(self, config: TrunkConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.d_model)
+        self.attention = CausalSelfAttention(config.d_model, config.n_heads, config.dropout)
+        self.ffn_norm = nn.LayerNorm(config.d_model)
+        self.ffn = FeedForward(config.d_model, config.dropout)
+        self.dropout = config.dropout
+
+    def forward(self, x_BTD: Tensor, past: Growing, mask: Tensor | None) -> tuple[Tensor, Growing]:
+        read_BTD, past = self.attention(self.norm(x_BTD), past, mask)
+        x_BTD = x_BTD + F.dropout(read_BTD, self.dropout, self.training)
+        y_BTD = self.ffn(self.ffn_norm(x_BTD))
+        return x_BTD + F.dropout(y_BTD, self.dropout, self.training), past
+
+
+class TransformerBase(TrunkModel):
+    """The stack of attention layers over its cache."""
+
+    config: TransformerConfig
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList([TransformerLayer(config) for _ in range(config.n_layers)])
+
+    def attend(
+        self,
+        x_BTD: Tensor,
+        cache: AttentionCache,
+        hold_BT: Tensor | None,
+        reset_BT: Tensor | None,
+    ) -> tuple[Tensor, AttentionCache]:
+        """All layers; earlier documents and padding are not attended to."""
+        extended, mask = cache.extend(x_BTD.shape[1], hold_BT, reset_BT)
+        layers = []
+        for layer, past in zip(self.layers, cache.keys_values, strict=True):
+            x_BTD, past = layer(x_BTD, past, mask)
+            layers.append(past)
+        extended = AttentionCache(tuple(layers), extended.real, extended.first, extended.masked)
+        return x_BTD, extended if reset_BT is None else extended.forget_unreadable()
+
+    def empty_cache(
+        self, batch: int, device: torch.device | str, dtype: torch.dtype
+    ) -> AttentionCache:
+        c = self.config
+        return AttentionCache.empty(
+            batch, c.n_layers, c.n_heads, c.d_model // c.n_heads, device, dtype
+        )
+
+    def state_bytes(self, batch: int = 1, length: int = 0) -> int:
+        # keys and values of every layer, and one byte that says whether they are padding
+        numbers = 2 * self.config.n_layers * self.config.d_model
+        per_token = numbers * self.state_dtype.itemsize + 1
+        return super().state_bytes(batch) + batch * length * per_token
+
+
+@register("transformer", TransformerConfig)
+class Transformer(TransformerBase):
+    """Pre-norm Transformer with a key-value cache as its state."""
+
+    state_class = TransformerState
+
+    def encode(
+        self, input_ids: Tensor, state: State, hold_BT: Tensor | None, reset_BT: Tensor | None
+    ) -> tuple[Tensor, State]:
+        assert isinstance(state, TransformerState)
+        x_BTD, position_B = self.embed(input_ids, state.position, hold_BT, reset_BT)
+        x_BTD, cache = self.attend(x_BTD, state.cache, hold_BT, reset_BT)
+        return self.final_norm(x_BTD), TransformerState(cache, position_B)
+
+    def init_state(
+        self,
+        batch: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> TransformerState:
+        device, dtype = self.where(device, dtype)
+        position_B = torch.zeros(batch, device=device, dtype=torch.long)
+        return TransformerState(self.empty_cache(batch, device, dtype), position_B)
+
+
+preset(
+    "transformer-175k",
+    "transformer",
+    "the Triple-Latent paper's Transformer on bytes, 174,848 parameters",
+    vocab_size=259,
+    d_model=64,
+    n_layers=3,
+    n_heads=4,
+)

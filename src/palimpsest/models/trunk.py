@@ -1,0 +1,101 @@
+"""What the Triple-Latent family and its Transformer share: embeddings, tied head, positions.
+
+Source: arXiv 2606.05175.
+
+Legend: B batch, T time, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from palimpsest.errors import ConfigError
+from palimpsest.layers.token_embedding import TokenEmbedding
+from palimpsest.models.config import ModelConfig, positive
+from palimpsest.models.language_model import LanguageModel
+
+__all__ = ["TrunkConfig", "TrunkModel", "one_of"]
+
+
+def one_of(config: ModelConfig, name: str, *choices: object) -> None:
+    """Require one of some values.
+
+    Raises:
+        ConfigError: names the field and the choices.
+    """
+    if getattr(config, name) not in choices:
+        raise ConfigError(
+            f"{name}={getattr(config, name)!r}: must be {' or '.join(map(repr, choices))}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrunkConfig(ModelConfig):
+    """Sizes that the whole family has.
+
+    Attributes:
+        d_model: width of the stream.
+        n_layers: layers.
+        n_heads: heads of each layer.
+        max_seq_len: longest text in tokens with learned positions; without positions not used.
+        positions: "learned", or "none": the recurrence already orders tokens, and no text is too
+            long.
+        dropout: probability of dropping an entry while training.
+    """
+
+    d_model: int
+    n_layers: int
+    n_heads: int
+    max_seq_len: int = 128
+    positions: Literal["learned", "none"] = "learned"
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "d_model", "n_layers", "n_heads", "max_seq_len")
+        one_of(self, "positions", "learned", "none")
+        if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)):
+            raise ConfigError(f"dropout={self.dropout!r}: must be a number")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout={self.dropout}: must be at least 0 and below 1")
+
+
+class TrunkModel(LanguageModel):
+    """Embeddings with positions at the bottom, the final norm and the tied head at the top."""
+
+    config: TrunkConfig
+
+    def __init__(self, config: TrunkConfig) -> None:
+        super().__init__(config)
+        bound = config.max_seq_len if config.positions == "learned" else None
+        self.embedding = TokenEmbedding(config.vocab_size, config.d_model, bound)
+        self.final_norm = nn.LayerNorm(config.d_model)
+
+    def embed(
+        self,
+        input_ids: Tensor,
+        position_B: Tensor,
+        hold_BT: Tensor | None,
+        reset_BT: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream at the bottom, and the document's length after the last position."""
+        x_BTD, position_B = self.embedding(input_ids, position_B, hold_BT, reset_BT)
+        return F.dropout(x_BTD, self.config.dropout, self.training), position_B
+
+    def head_weight(self) -> Tensor:
+        return self.embedding.token.weight
+
+    @property
+    def max_length(self) -> int | None:
+        return self.config.max_seq_len if self.config.positions == "learned" else None
+
+    def where(
+        self, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> tuple[torch.device | str, torch.dtype]:
+        """Device and dtype of a new state."""
+        return device or self.device, dtype or self.state_dtype
