@@ -192,6 +192,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     """Time of a step over the length, both axes logarithmic."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     figure = Figure(figsize=(9.5, 4.3), layout="constrained")
     FigureCanvasAgg(figure)
@@ -209,7 +210,10 @@ def plot(result: dict[str, Any], path: Path) -> None:
             )
         lengths = sorted({r["length"] for r in result["rows"]})
         axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
-        axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_formatter(NullFormatter())
         axes.set(xlabel="length in tokens", ylabel=f"{what}, ms")
         axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

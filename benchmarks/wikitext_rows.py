@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -269,15 +270,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def show(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any], markdown: bool) -> None:
     """Mean ± standard deviation over seeds, the published figure, and what is not causal."""
     protocol = result["protocol"]
     table = Table(
         title=f"validation bits per byte, trained on {protocol['train']['file']} "
-        f"({protocol['train']['file_bytes']:,} bytes), commit {result['commit']}"
+        f"({protocol['train']['file_bytes']:,} bytes), commit {result['commit']}",
+        box=box.MARKDOWN if markdown else box.HEAVY_HEAD,
     )
     for column in ("row", "parameters", "steps", "seeds", "1,024 windows", "2,048 windows", "all",
-                   "published", "note"):  # fmt: skip
+                   "paper", "published program", "note"):  # fmt: skip
         table.add_column(column, justify="left" if column in ("row", "note") else "right")
     steps = sorted({run["steps"] for run in result["runs"]})
     for count in steps:
@@ -290,13 +292,20 @@ def show(result: dict[str, Any]) -> None:
                 values = [r["bits_per_byte"][name] for r in runs if name in r["bits_per_byte"]]
                 spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
                 cells.append(f"{statistics.fmean(values):.3f}{spread}" if values else "")
-            published = "" if row.paper is None or count != 80 else f"{row.paper:.3f}"
+            known = [row.paper, row.measured] if count == 80 else [None, None]
+            published = ["" if figure is None else f"{figure:.3f}" for figure in known]
             seeds = ", ".join(str(r["seed"]) for r in runs)
             note = "" if row.causal else "not causal"
             table.add_row(
-                row.name, f"{runs[0]['parameters']:,}", str(count), seeds, *cells, published, note
+                row.name,
+                f"{runs[0]['parameters']:,}",
+                str(count),
+                seeds,
+                *cells,
+                *published,
+                note,
             )
-    Console(width=150).print(table)
+    Console(width=180).print(table)
 
 
 def main() -> None:
@@ -307,11 +316,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--whole", action="store_true", help="also validate on the whole split")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, help="JSON; rows in it are not trained again")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    show(measure(args))
+    show(measure(args), args.markdown)
 
 
 if __name__ == "__main__":

@@ -181,7 +181,12 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=escape(title), title_justify="left", show_header=bool(columns))
     for column in columns or ("", ""):
         right = column in ("parameters", "state bytes", "number")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+        table.add_column(
+            column,
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=column == "preset",  # a name is there to be copied
+        )
     return table
 
 

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["markdown", "next_steps", "show_results", "show_sample"]
+__all__ = ["introduction", "markdown", "next_steps", "show_results", "show_sample"]
 
 MODEL_COLUMNS = (
     "model",
@@ -24,6 +24,29 @@ MODEL_COLUMNS = (
     "train tok/s",
 )
 YARDSTICK_COLUMNS = ("compressor", "alone", "after the training text")
+
+
+def introduction(results: dict[str, Any], folder: Path) -> str:
+    """What is about to be done, with what, on what."""
+    software, text, size = results["software"], results["text"], results["training"]
+    tokens = size["steps"] * size["batch_size"] * size["seq_len"]
+    lines = [
+        f"palimpsest {software['palimpsest']}, commit {software['commit'] or 'unknown'}",
+        f"Python {software['python']}, torch {software['torch']}, {results['cpu']}, "
+        f"{software['threads']} threads, {results['precision']}, seed {results['seed']}",
+        f"text: {text['source']} (the text of another Python differs a little)",
+    ]
+    for name in ("training", "held_out"):
+        about = text[name]
+        lines.append(
+            f"  {name.replace('_', ' ')}: {folder / about['file']}, {about['bytes']:,} bytes, "
+            f"sha256 {about['sha256']}"
+        )
+    lines.append(
+        f"training of each model: {size['steps']} steps of {size['batch_size']} × "
+        f"{size['seq_len']} bytes, {tokens / text['training']['bytes']:.1f} times the training text"
+    )
+    return "\n".join(lines)
 
 
 def show_results(results: dict[str, Any], console: Console) -> None:

@@ -11,7 +11,6 @@ FOLDER/
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import shutil
 import statistics
@@ -24,7 +23,13 @@ import torch
 from rich.console import Console
 
 from palimpsest.demo.plot import plot_demo
-from palimpsest.demo.report import markdown, next_steps, show_results, show_sample
+from palimpsest.demo.report import (
+    introduction,
+    markdown,
+    next_steps,
+    show_results,
+    show_sample,
+)
 from palimpsest.demo.topics import (
     HELD_OUT,
     DemoText,
@@ -40,7 +45,7 @@ from palimpsest.files import read_json, write_json, write_text
 from palimpsest.generation import SamplingConfig, Session
 from palimpsest.models import LanguageModel
 from palimpsest.text import ByteTokenizer
-from palimpsest.training import RunResult, load_recipe, train
+from palimpsest.training import Recipe, RunResult, load_recipe, train
 from palimpsest.training.provenance import versions
 
 __all__ = ["DemoSettings", "run_demo"]
@@ -129,7 +134,6 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> int:
     prepare_folder(settings.out)
 
     text = write_demo_text(topics, settings.out / "text", size.held_out)
-    software = versions()
     results: dict[str, Any] = {
         "schema": FORMAT,
         "schema_version": RESULTS_VERSION,
@@ -138,7 +142,7 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> int:
         "precision": precision,
         "device": "cpu",
         "cpu": cpu_name(),
-        "software": software,
+        "software": versions(),
         "text": {
             "source": f"pydoc_data.topics of Python {platform.python_version()}",
             "rule": rule(size.held_out),
@@ -146,52 +150,24 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> int:
             "held_out": describe_text(text.held_out),
         },
         "training": asdict(size),
+        "yardsticks": [
+            asdict(y) for y in measure_compressors(text.training.data, text.held_out.data)
+        ],
+        "models": [],
     }
-    _say(console, f"palimpsest {software['palimpsest']}, commit {software['commit'] or 'unknown'}")
-    _say(
-        console,
-        f"Python {software['python']}, torch {software['torch']}, {results['cpu']}, "
-        f"{software['threads']} threads, {precision}, seed {settings.seed}",
-    )
-    _say(console, f"text: {results['text']['source']} (another Python has a slightly other text)")
-    for name, file in (("training", text.training), ("held out", text.held_out)):
-        _say(console, f"  {name}: {file.path}, {len(file.data):,} bytes, sha256 {file.sha256}")
-    if importlib.util.find_spec("numba") is None:
-        _say(
-            console,
-            "numba is not installed, so this takes longer: pip install 'palimpsest-lm[numba]'",
-        )
-
-    yardsticks = measure_compressors(text.training.data, text.held_out.data)
-    results["yardsticks"] = [asdict(y) for y in yardsticks]
-    results["models"] = []
+    _say(console, introduction(results, settings.out))
     for number, name in enumerate(MODELS, 1):
-        tokens = size.steps * size.batch_size * size.seq_len
         console.rule(f"{number}/{len(MODELS)} {name}", align="left")
-        _say(
-            console,
-            f"training: {size.steps} steps of {size.batch_size} × {size.seq_len} bytes, "
-            f"{tokens / len(text.training.data):.1f} times the training text",
-        )
-        trained = train(
-            demo_recipe(name, text, size, settings.seed, precision), settings.out / name
-        )
+        recipe = demo_recipe(name, text, size, settings.seed, precision)
+        trained = train(recipe, settings.out / name)
         if trained.stopped_by is not None:
             _say(console, "the demo was stopped; palimpsest demo begins it again")
             return 128 + trained.stopped_by
         _say(console, "measuring on the held-out text, then writing a sample")
         results["models"].append(measure(name, trained, text, size, settings.seed))
-
     results["wall_seconds"] = round(time.monotonic() - began, 1)
-    write_json(settings.out / "results.json", results)
-    plot: Path | None = settings.out / "loss.png"
-    try:
-        plot_demo(results, [settings.out / name for name in MODELS], settings.out / "loss.png")
-    except PalimpsestError as failure:  # without matplotlib all the rest is still there
-        plot = None
-        _say(console, f"no plot: {failure}")
-    write_text(settings.out / "results.md", markdown(results, plot))
 
+    plot = write_results(results, settings.out, console)
     console.rule("results", align="left")
     show_results(results, console)
     for model in results["models"]:
@@ -200,7 +176,24 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> int:
     return 0
 
 
-def demo_recipe(name: str, text: DemoText, size: Size, seed: int, precision: str) -> Any:
+def write_results(results: dict[str, Any], folder: Path, console: Console) -> Path | None:
+    """Write ``results.json``, ``loss.png`` and ``results.md``.
+
+    Returns:
+        The plot, or None without matplotlib, which is said.
+    """
+    write_json(folder / "results.json", results)
+    plot: Path | None = folder / "loss.png"
+    try:
+        plot_demo(results, [folder / m["name"] for m in results["models"]], folder / "loss.png")
+    except PalimpsestError as failure:
+        plot = None
+        _say(console, f"no plot: {failure}")
+    write_text(folder / "results.md", markdown(results, plot))
+    return plot
+
+
+def demo_recipe(name: str, text: DemoText, size: Size, seed: int, precision: str) -> Recipe:
     """The recipe of one model: the built-in one of its name, with the demo's text and length."""
     return load_recipe(
         name,
@@ -299,8 +292,8 @@ def prepare_folder(folder: Path) -> None:
     """
     marker = folder / MARKER
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        made_here = marker.is_file() and read_json(marker, InputError).get("format") == FORMAT
-        if not made_here:
+        made_by = read_json(marker, InputError) if marker.is_file() else None
+        if not isinstance(made_by, dict) or made_by.get("format") != FORMAT:
             raise InputError(
                 f"{folder}: exists and was not made by palimpsest demo; choose another folder "
                 "(--out FOLDER)"

@@ -135,8 +135,7 @@ class GatedHybrid(TripleModel):
 preset(
     "gated-hybrid-215k",
     "gated-hybrid",
-    "the paper's Gated Hybrid on bytes, causal and with stable recall: 214,939 parameters and a "
-    "temperature",
+    "the paper's Gated Hybrid on bytes, here causal and with stable recall",
     **BYTES,
     state_dim=8,
 )
