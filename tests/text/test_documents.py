@@ -139,9 +139,15 @@ def test_the_cut_takes_the_boundary_before_where_none_is_later() -> None:
     assert (training.text, validation.text) == ("a\n", "b" * 50)
 
 
+def test_a_text_of_one_line_is_cut_between_words() -> None:
+    (training,), (validation,) = split_documents([Document("ab cd " * 50 + "e", "x")], 0.1)
+    assert training.text + validation.text == "ab cd " * 50 + "e"
+    assert training.text.endswith(" ") and 20 <= len(validation.text) <= 33
+
+
 def test_splits_that_cannot_be() -> None:
-    one = [Document("one line\n", "x")]
-    with pytest.raises(CorpusError, match="x: one document of one line"):
+    one = [Document("oneline\n", "x")]
+    with pytest.raises(CorpusError, match="x: one document of 8 bytes without a line break or"):
         split_documents(one, 0.1)
     with pytest.raises(CorpusError, match="has 2 documents"):
         split_documents(one * 2, 0.1, rule="cut")

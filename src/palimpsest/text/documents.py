@@ -116,8 +116,9 @@ def split_documents(
         rule: ``"hash"``: a document goes by its text alone (:func:`is_validation_by_hash`);
             ``"last"``: the last ``fraction`` of the documents, at least one, and any earlier
             document with the same text as one of these; ``"cut"``: the one document is cut where
-            its last ``fraction`` (in bytes) begins, at the next line boundary; ``"auto"``: "cut"
-            for one document, "hash" where it is expected to choose 20 or more, else "last".
+            its last ``fraction`` (in bytes) begins, at the next line boundary (the next space in a
+            text of one line); ``"auto"``: "cut" for one document, "hash" where it is expected to
+            choose 20 or more, else "last".
 
     Returns:
         (training, validation), each in the given order.
@@ -162,13 +163,17 @@ def split_documents(
 def _cut(document: Document, fraction: float) -> tuple[list[Document], list[Document]]:
     data = document.text.encode("utf-8")
     target = int(len(data) * (1.0 - fraction))
-    at = data.find(b"\n", max(target - 1, 0)) + 1
-    if at in (0, len(data)):  # no later line: the boundary before
-        at = data.rfind(b"\n", 0, target) + 1
+    at = 0
+    for boundary in (b"\n", b" "):  # a text of one line is cut between two words
+        at = data.find(boundary, max(target - 1, 0)) + 1
+        if at in (0, len(data)):  # no later one: the boundary before
+            at = data.rfind(boundary, 0, target) + 1
+        if at:
+            break
     if at == 0:
         raise CorpusError(
             document.source,
-            f"one document of one line ({len(data)} bytes) cannot be cut at a line boundary",
+            f"one document of {len(data)} bytes without a line break or a space cannot be cut",
             "name a validation file, or pass several documents",
         )
     parts = (data[:at].decode("utf-8"), data[at:].decode("utf-8"))
