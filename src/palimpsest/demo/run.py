@@ -75,11 +75,11 @@ class Size:
 
 FULL = Size(
     held_out=HELD_OUT,
-    steps=1000,
+    steps=700,
     batch_size=16,
     seq_len=128,
     eval_every=100,
-    warmup_steps=100,
+    warmup_steps=70,
     sample_tokens=400,
 )
 QUICK = Size(
