@@ -16,7 +16,7 @@ __all__ = ["introduction", "markdown", "next_steps", "show_results", "show_sampl
 
 MODEL_COLUMNS = (
     "model",
-    "parameters",
+    "params",
     "state",
     "train tokens",
     "windowed",
