@@ -143,7 +143,14 @@ def _write_labels(axes: Any, labels: list[tuple[float, str, str]]) -> None:
             fontsize=9 if bold else 8,
             fontweight="bold" if bold else "normal",
             color=colour,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.6,
+                "relpos": (0.0, 0.5),  # from the left end of the label
+                "shrinkA": 2,
+                "shrinkB": 6 if bold else 0,  # clear of the marker
+            },
         )
 
 
