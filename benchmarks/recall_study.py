@@ -288,9 +288,9 @@ def plot(result: dict[str, Any], path: Path) -> None:
                 linewidth=1.3,
                 label=label if index == 0 else None,
             )
-    for level, text in ((25.0, "a value that was shown, 25 %"), (12.5, "any value, 12.5 %")):
-        axes.axhline(level, color="grey", linewidth=0.8, linestyle=":")
-        axes.text(shown[0]["steps"], level + 1, text, fontsize=8, color="#555555", ha="right")
+    for level, text, style in ((25.0, "a value that was shown", ":"), (12.5, "any value", "-.")):
+        label = f"chance: {text}, {level:g} %"
+        axes.axhline(level, color="#555555", linewidth=1.0, linestyle=style, label=label)
     axes.set(
         xlabel="step", ylabel="recall accuracy (%)", ylim=(0, 102), xlim=(0, shown[0]["steps"])
     )
