@@ -14,6 +14,9 @@ from typing import Any
 import torch
 
 import palimpsest
+from palimpsest.heap import keep_freed_memory
+
+keep_freed_memory()  # as the commands of palimpsest do
 
 
 def header() -> dict[str, Any]:

@@ -213,13 +213,15 @@ def train(case: Case, seed: int) -> dict[str, Any]:
     }
 
 
-def study(names: list[str], seeds: int | None, out: Path) -> dict[str, Any]:
+def study(names: list[str], seeds: int | None, steps: int | None, out: Path) -> dict[str, Any]:
     """All runs of some studies, each written as soon as it is done."""
     # The loss sits on the last position alone: gradients that have decayed over a hundred tokens
     # are subnormal numbers, with which a CPU multiplies many times slower.
     torch.set_flush_denormal(True)
     result: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"cases": []}
     chosen = [case for case in cases() if case.study in names]
+    if steps is not None:
+        chosen = [dataclasses.replace(case, steps=steps) for case in chosen]
     for seed in range(1, 1 + (seeds or max(case.seeds for case in chosen))):
         for case in chosen:
             entry = next((c for c in result["cases"] if c["name"] == case.name), None)
@@ -311,13 +313,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("studies", nargs="+", choices=sorted({c.study for c in cases()}))
     parser.add_argument("--seeds", type=int, help="seeds 1 … N of each setting")
+    parser.add_argument("--steps", type=int, help="of every run; 0 only evaluates the start")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, required=True, help="JSON; runs in it are not repeated")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--plot", type=Path, help="also draw the curves of the study 'seeds'")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    result = study(args.studies, args.seeds, args.out)
+    result = study(args.studies, args.seeds, args.steps, args.out)
     show(result, args.studies, args.markdown)
     if args.plot:
         plot(result, args.plot)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from palimpsest._version import __version__
 from palimpsest.errors import PalimpsestError
+from palimpsest.heap import keep_freed_memory
 
 __all__ = ["main"]
 
@@ -108,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(name: str, words: list[str]) -> int:
     import tyro
 
+    keep_freed_memory()
     module = importlib.import_module(f"palimpsest.cli.{MODULES.get(name, name)}")
     arguments = getattr(module, COMMANDS[name][0])
     # the docstring as it stands: by itself tyro leaves the examples out
