@@ -70,6 +70,8 @@ class Floor(nn.Module):
         super().__init__()
         width = SIZES["d_model"]
         self.embedding = nn.Embedding(SIZES["vocab_size"], width)
+        # as the models start: torch's own std of 1 makes logits whose exponentials underflow
+        nn.init.normal_(self.embedding.weight, std=0.02)
         layers = [FeedForward(width, dropout) for _ in range(SIZES["n_layers"])]
         self.layers = nn.ModuleList(layers)
 

@@ -115,5 +115,8 @@ def test_both_readings_give_one_distribution(case: Case, backend: str, dtype: np
     model, tokens = load(case, dtype), ids(case)
     following = model(tokens, predict="next").logits
     current = model(tokens, predict="current").logits
-    assert torch.equal(following[:, :-1], current[:, 1:])
+    # the head multiplies rows of another number, in which a library may sum in another order
+    torch.testing.assert_close(following[:, :-1], current[:, 1:], rtol=1e-5, atol=1e-6)
+    if dtype == np.float64:
+        torch.testing.assert_close(following[:, :-1], current[:, 1:], rtol=1e-12, atol=1e-13)
     assert_close(following[:, :-1], case["logits"][:, 1:], TOLERANCE, "logits")

@@ -152,3 +152,33 @@ def test_kept_table_notices_every_change(what: str) -> None:
     assert not torch.equal(after, before)
     with torch.enable_grad():
         assert_close(after, run(layer, embedding, ids), 1e-12)
+
+
+def nearly_equal_tokens(wide: int) -> tuple[Retrieval, Tensor]:
+    """Tokens whose keys differ in their last bits, and whose values are far apart."""
+    layer = Retrieval(
+        wide, wide // 2, K, "previous",
+        read_gate=False, write_gate=False, start="published", learned_temperature=False,
+    )  # fmt: skip
+    half = wide // 2  # keys and queries see this part of a token alone
+    layer.key.weight.data[:, half:] = layer.query.weight.data[:, half:] = 0.0
+    layer.value.weight.data.normal_()
+    embedding = torch.randn(V, wide)
+    embedding[:, :half] = embedding[:1, :half] + 1e-7 * embedding[:, :half]
+    return layer, embedding
+
+
+@pytest.mark.parametrize("length", [5, 150])
+def test_nearly_equal_keys_rank_alike_at_once_and_token_by_token(length: int) -> None:
+    layer, embedding = nearly_equal_tokens(64)
+    ids = torch.randint(V, (B, length))
+    memory = RetrievalMemory.empty(B, "cpu")
+    steps = []
+    with torch.no_grad():
+        _, whole = memory.extend(ids, None, None, 0)
+        at_once = layer(embedding, torch.zeros(B, length, 64), whole)
+        for t in range(length):
+            memory, view = memory.extend(ids[:, t : t + 1], None, None, 0)
+            steps.append(layer(embedding, torch.zeros(B, 1, 64), view))
+    assert_close(torch.cat(steps, 1), at_once, 1e-5)
+    assert len(at_once[:, 2:].flatten(0, 1).unique(dim=0)) > 1  # else there is nothing to rank

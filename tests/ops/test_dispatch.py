@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -90,3 +92,15 @@ def test_refusals(op: dispatch.Dispatcher) -> None:
         pytest.raises(BackendUnavailableError, match="'exotic' of op 'an_op': needs a rare device"),
     ):
         chosen(op)
+
+
+def test_ops_are_known_before_anything_has_imported_them() -> None:
+    program = (
+        "from palimpsest.ops import force_backend\n"
+        "with force_backend('reference', triple_scan='composed'):\n"
+        "    print('forced')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "forced\n"), done.stderr

@@ -16,6 +16,7 @@ from palimpsest import CheckpointError, ConfigError, InputError
 from palimpsest.models import registry
 from palimpsest.models.gpn import GPNM, GPNMConfig
 from palimpsest.training import Recipe, checkpoint_steps, read_metrics, resume, train
+from palimpsest.training.loop import Trainer
 from palimpsest.training.text_data import TextSource
 
 LONG: dict[str, dict[str, Any]] = {
@@ -186,3 +187,32 @@ def test_changed_text_is_refused(make_recipe, tmp_path, text_file):
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="not a run's folder"):
         resume(tmp_path, progress=False)
+
+
+def flushing() -> bool:
+    return not bool((torch.full((1,), torch.finfo(torch.float32).tiny) / 4).any())
+
+
+@pytest.mark.parametrize("callers", [False, True])
+def test_subnormals_are_flushed_in_a_session_alone(make_recipe, tmp_path, monkeypatch, callers):
+    seen = []
+    fit = Trainer.fit
+
+    def watched(self, *args, **kwargs):
+        seen.append(flushing())
+        return fit(self, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "fit", watched)
+    if not torch.set_flush_denormal(callers):
+        pytest.skip("this CPU cannot flush subnormal numbers")
+    try:
+        train(make_recipe(train__steps=4), tmp_path / "run", progress=False, stop_after=2)
+        assert flushing() is callers
+        resume(tmp_path / "run", progress=False)
+        assert flushing() is callers
+        with pytest.raises(ConfigError):
+            resume(tmp_path / "run", progress=False)
+        assert flushing() is callers
+    finally:
+        torch.set_flush_denormal(False)
+    assert seen == [True, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from palimpsest.layers.dropout import dropout
 from palimpsest.layers.init import linear
 
 __all__ = ["FeedForward"]
@@ -26,5 +27,5 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.gelu(self.rise(x))
-        y: Tensor = self.fall(F.dropout(hidden, self.dropout, self.training))
+        y: Tensor = self.fall(dropout(hidden, self.dropout, self.training))
         return y

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from palimpsest.errors import InputError
+from palimpsest.layers.dropout import dropout
 from palimpsest.layers.init import normal_
 from palimpsest.ops.causal_conv import causal_conv
+from palimpsest.taps import Tap, tap
 
 __all__ = ["KERNEL", "ConvPadding", "LocalConv"]
 
@@ -55,8 +57,12 @@ class LocalConv(nn.Module):
             )
         else:
             y_BTD = self._two_sided(x_BTD, hold_BT, reset_BT)
-        y_BTD = F.gelu(y_BTD)
-        return x_BTD + F.dropout(y_BTD, self.dropout, self.training), window_BWD
+        y_BTD = tap(self, "added", F.gelu(y_BTD))
+        return x_BTD + dropout(y_BTD, self.dropout, self.training), window_BWD
+
+    def describe_taps(self) -> dict[str, Tap]:
+        doc = "what the convolution adds to the stream"
+        return {"added": Tap("(B,T,D)", doc, replaceable=True)}
 
     def _two_sided(self, x_BTD: Tensor, hold_BT: Tensor | None, reset_BT: Tensor | None) -> Tensor:
         if reset_BT is not None:

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from palimpsest.layers.init import linear, normal_
+from palimpsest.layers.memory_taps import pair_taps, show_pairs
 from palimpsest.ops.slot_scan import slot_scan
 from palimpsest.ops.triple_scan import triple_scan
+from palimpsest.taps import Tap, listening, tap
 
 __all__ = ["PairMemory"]
 
@@ -66,12 +68,14 @@ class PairMemory(nn.Module):
         """
         bias_X = F.pad(self.bias, (self.n_features, 0))
         projected_BTX = F.linear(n_BTD, self.weight, bias_X)
+        if listening():
+            given = (running_BHS, memory, hold_BT, reset_BT)
+            show_pairs(self, projected_BTX, self.n_heads, self.n_slots, *given)
         if self.n_slots:
-            columns = self.n_features + 2 * self.n_heads
-            scanned, slots = projected_BTX.split([columns, self.n_heads * self.n_slots], dim=-1)
             read, running_BHS, memory = slot_scan(
-                scanned,
-                _softmax(slots.unflatten(-1, (self.n_heads, -1))),
+                projected_BTX,
+                self.n_heads,
+                self.n_slots,
                 running_BHS,
                 memory,
                 hold=hold_BT,
@@ -81,10 +85,10 @@ class PairMemory(nn.Module):
             read, running_BHS, memory = triple_scan(
                 projected_BTX, self.n_heads, running_BHS, memory, hold=hold_BT, reset=reset_BT
             )
+        read = tap(self, "memory_read", read)
         return self.out(read.flatten(2)), running_BHS, memory
 
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Over the last axis; on a CPU torch's own takes three times as long over so few entries."""
-    shares = (logits - logits.detach().amax(-1, keepdim=True)).exp()
-    return shares / shares.sum(-1, keepdim=True)
+    def describe_taps(self) -> dict[str, Tap]:
+        shape = "(B,T,H,R)" if self.n_slots else "(B,T,H,S)"
+        read = Tap(shape, "what each head reads, before the projection", replaceable=True)
+        return {**pair_taps(self.n_slots), "memory_read": read}

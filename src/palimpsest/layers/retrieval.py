@@ -10,7 +10,7 @@ linear, so that none is projected for a pair that nobody reads.
 Source: the gated associative retrieval of arXiv 2606.05175.
 
 Legend: B batch, T time, N pairs with the T new ones, K pairs read, D d_model, A assoc_dim,
-V vocabulary, X = A plus two columns of the write gate.
+V vocabulary, X = A plus two columns of the write gate and A of the queries.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from palimpsest.ops.decay_scan.arguments import without_autocast
 from palimpsest.ops.topk_retrieval import topk_retrieval
 from palimpsest.ops.topk_retrieval.weighting import flat_pairs
 from palimpsest.state import State
+from palimpsest.taps import Tap, listening, offer, tap
 
 __all__ = ["PairView", "Query", "Retrieval", "RetrievalMemory", "RetrievalStart"]
 
@@ -207,13 +208,18 @@ class Retrieval(nn.Module):
             embedding_VD = F.embedding(used, embedding_VD)
             key_ids_BN, value_ids_BN = ids.unbind(0)
         table_VX = self._project(embedding_VD, stream_BTD[..., 0].numel())
-        keys_VA, log_strength_BN = table_VX, None
+        width = self.key.out_features
+        keys_VA, log_strength_BN = table_VX[:, :width], None
         if self.write_gate is not None:
-            keys_VA, sides = table_VX[:, :-2], table_VX[:, -2:]
+            sides = table_VX[:, width : width + 2]
             logits_BN = sides[:, 0][key_ids_BN] + sides[:, 1][value_ids_BN] + self.write_gate.bias
             log_strength_BN = logits_BN.sigmoid().clamp(min=LEAST_STRENGTH).log()
+        if self._asks_by_table:
+            queries_BTA = F.embedding(view.previous.clamp(min=0), table_VX[:, -width:])
+        else:
+            queries_BTA = self._query(basis_BTD)
         found = topk_retrieval(
-            self._query(basis_BTD),
+            queries_BTA,
             keys_VA,
             None,
             log_strength_BN,
@@ -225,6 +231,8 @@ class Retrieval(nn.Module):
             usable_BN=view.usable,
             first_BT=view.first,
         )
+        if listening():
+            self._show(found.weights_BTK.detach(), found.pairs_BTK, key_ids_BN.shape[1])
         weights_BTK, pairs_BTK = found.weights_BTK, found.pairs_BTK.clamp(min=0)
         flat_BTK = flat_pairs(pairs_BTK, key_ids_BN.shape[1])
         if log_strength_BN is not None:
@@ -238,9 +246,42 @@ class Retrieval(nn.Module):
         read_BTD: Tensor = self.value(
             mixed.to(embedding_VD.dtype).unflatten(0, pairs_BTK.shape[:2])
         )
-        return (
-            read_BTD if self.read_gate is None else read_BTD * self.read_gate(basis_BTD).sigmoid()
-        )
+        if self.read_gate is not None:
+            gate_BT1 = tap(self, "retrieval.read_gate", self.read_gate(basis_BTD).sigmoid())
+            read_BTD = read_BTD * gate_BT1
+        return tap(self, "retrieval.read", read_BTD)
+
+    def _show(self, weights_BTK: Tensor, pairs_BTK: Tensor, n_pairs: int) -> None:
+        """Weights and lags, of ``top_k`` places however few pairs there are yet."""
+        length, more = pairs_BTK.shape[1], (0, self.top_k - pairs_BTK.shape[2])
+        own_T1 = torch.arange(n_pairs - length, n_pairs, device=pairs_BTK.device)[:, None]
+        lags_BTK = (own_T1 - pairs_BTK).masked_fill(pairs_BTK < 0, 0)
+        offer(self, "retrieval.weights", lambda: F.pad(weights_BTK, more).clone())
+        offer(self, "retrieval.lags", lambda: F.pad(lags_BTK, more).clone())
+
+    def reading_taps(self) -> dict[str, Tap]:
+        """The taps of a layer that reads; the model says which layers do."""
+        weights = "weights of the pairs read, best first, before the write gate; 0 where fewer"
+        lags = "how many positions back each pair's token is; 0 where there is none"
+        found = {
+            "retrieval.weights": Tap("(B,T,K)", weights),
+            "retrieval.lags": Tap("(B,T,K)", lags, "int64"),
+            "retrieval.read": Tap("(B,T,D)", "what is read, gated", replaceable=True),
+        }
+        if self.read_gate is not None:
+            doc = "the gate on what is read"
+            found["retrieval.read_gate"] = Tap("(B,T,1)", doc, replaceable=True)
+        return found
+
+    @property
+    def _asks_by_table(self) -> bool:
+        """Whether queries are rows of the table, which has the same bits for one token as for many.
+
+        A projection of the positions has not, and keys that are nearly as near as one another
+        would then be read in one order at once and in another token by token. While training, when
+        nothing is read token by token, the positions are projected.
+        """
+        return self.asks == "previous" and not torch.is_grad_enabled()
 
     # What is asked and what is found must not depend on autocast: its rounding would reorder pairs.
 
@@ -249,10 +290,14 @@ class Retrieval(nn.Module):
             return F.linear(basis_BTD.to(self.query.weight.dtype), self.query.weight)
 
     def _project(self, embedding_VD: Tensor, positions: int) -> Tensor:
-        """The table of keys, with two more columns for the sides of the write gate."""
-        weight_XD = self.key.weight
+        """The table of keys, with two more columns for the sides of the write gate, and with the
+        queries last where they are read from it."""
+        weights = [self.key.weight]
         if self.write_gate is not None:
-            weight_XD = torch.cat([weight_XD, self.write_gate.weight.view(2, -1)])
+            weights.append(self.write_gate.weight.view(2, -1))
+        if self._asks_by_table:
+            weights.append(self.query.weight)
+        weight_XD = torch.cat(weights) if len(weights) > 1 else weights[0]
         with without_autocast(embedding_VD.device):
             if torch.is_grad_enabled() or len(embedding_VD) <= positions:
                 return F.linear(embedding_VD, weight_XD)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from palimpsest.layers.dropout import dropout
 from palimpsest.layers.feed_forward import FeedForward
 from palimpsest.layers.init import linear
+from palimpsest.layers.memory_taps import STREAM
 from palimpsest.layers.pair_memory import PairMemory
 from palimpsest.layers.retrieval import PairView, Retrieval
+from palimpsest.taps import Tap, tap
 
 __all__ = ["Fusion", "RetrievingLayer", "TripleLayer"]
 
@@ -58,14 +60,19 @@ class TripleLayer(nn.Module):
         o_BTD, running_BHS, memory = self.mixer(
             self.norm(x_BTD), running_BHS, memory, hold_BT, reset_BT
         )
+        o_BTD = tap(self, "read", o_BTD)
         return self.feed(x_BTD + self.drop(o_BTD)), running_BHS, memory
 
     def feed(self, x_BTD: Tensor) -> Tensor:
         """The second half of the layer."""
-        return x_BTD + self.drop(self.ffn(self.ffn_norm(x_BTD)))
+        y_BTD = tap(self, "ffn", self.ffn(self.ffn_norm(x_BTD)))
+        return tap(self, "residual", x_BTD + self.drop(y_BTD))
+
+    def describe_taps(self) -> dict[str, Tap]:
+        return STREAM
 
     def drop(self, x_BTD: Tensor) -> Tensor:
-        return F.dropout(x_BTD, self.dropout, self.training)
+        return dropout(x_BTD, self.dropout, self.training)
 
 
 class RetrievingLayer(TripleLayer):
@@ -111,6 +118,7 @@ class RetrievingLayer(TripleLayer):
         """
         n_BTD = self.norm(x_BTD)
         o_BTD, running_BHS, memory = self.mixer(n_BTD, running_BHS, memory, hold_BT, reset_BT)
+        o_BTD = tap(self, "read", o_BTD)
         after_BTD = x_BTD + self.drop(o_BTD)
         asks = after_BTD if self.retrieval.asks == "serial" else n_BTD
         read_BTD = self.retrieval(embedding_VD, asks, view)

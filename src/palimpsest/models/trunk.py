@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from palimpsest.errors import ConfigError
+from palimpsest.layers.dropout import dropout
+from palimpsest.layers.memory_taps import EMBEDDING
 from palimpsest.layers.token_embedding import TokenEmbedding
 from palimpsest.models.config import ModelConfig, positive
 from palimpsest.models.language_model import LanguageModel
+from palimpsest.taps import Tap, tap
 
 __all__ = ["TrunkConfig", "TrunkModel", "one_of"]
 
@@ -85,7 +87,11 @@ class TrunkModel(LanguageModel):
     ) -> tuple[Tensor, Tensor]:
         """The stream at the bottom, and the document's length after the last position."""
         x_BTD, position_B = self.embedding(input_ids, position_B, hold_BT, reset_BT)
-        return F.dropout(x_BTD, self.config.dropout, self.training), position_B
+        x_BTD = tap(self, "embedding", x_BTD)
+        return dropout(x_BTD, self.config.dropout, self.training), position_B
+
+    def describe_taps(self) -> dict[str, Tap]:
+        return {"embedding": EMBEDDING}
 
     def head_weight(self) -> Tensor:
         return self.embedding.token.weight

@@ -8,6 +8,8 @@ ran, so that a test cannot pass on the wrong path by accident.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,6 +131,7 @@ def force_backend(everywhere: str | None = None, /, **by_op: str) -> Iterator[No
         with palimpsest.ops.force_backend("reference"):
             out = model(ids)
     """
+    _import_every_op()
     known = {name for d in _dispatchers.values() for name in d.names()}
     if everywhere is not None and everywhere not in known:
         raise InputError(f"backend {everywhere!r} is not one of {', '.join(sorted(known))}")
@@ -155,6 +158,16 @@ def backend_calls() -> Counter[tuple[str, str]]:
     return Counter(_calls)
 
 
+def _import_every_op() -> None:
+    """An op is known once its package is imported, which nothing may have done so far."""
+    import palimpsest.ops
+
+    for found in pkgutil.iter_modules(palimpsest.ops.__path__):
+        if found.ispkg:
+            importlib.import_module(f"palimpsest.ops.{found.name}")
+
+
 def dispatchers() -> dict[str, Dispatcher]:
     """All ops by name (for ``palimpsest info`` and the tests)."""
+    _import_every_op()
     return dict(_dispatchers)

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-__all__ = ["OPTIONS", "exp", "get", "jit", "put", "sigmoid", "softplus"]
+__all__ = ["OPTIONS", "exp", "get", "jit", "put", "sigmoid", "softplus", "tanh"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,6 +89,7 @@ _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _P5, _P4, _P3 = np.float32(1.98756915e-4), np.float32(1.39819995e-3), np.float32(8.33345191e-3)
 _P2, _P1, _P0 = np.float32(4.16657959e-2), np.float32(1.66666655e-1), np.float32(5.00000012e-1)
 _ONE32, _ONE64 = np.float32(1.0), np.float64(1.0)
+_TWO, _ENDS = np.float32(2.0), np.float32(20.0)  # from half of that on tanh is 1 in fp32
 
 
 @jit
@@ -124,6 +125,32 @@ def _sigmoid(x: Any) -> Any:
     if x == types.float32:
         return lambda x: _ONE32 / (_ONE32 + _exp32(-x))
     return lambda x: _ONE64 / (_ONE64 + math.exp(-x))
+
+
+@jit
+def _tanh32(x: Any) -> Any:
+    """(e^2x - 1) / (e^2x + 1), e^2x - 1 without cancelling: 2^n·(e^r - 1) + (2^n - 1)."""
+    y = abs(x) * _TWO
+    y = _ENDS if y > _ENDS else y
+    n = _round(y * _LOG2E)
+    r = y - n * _LN2_HIGH - n * _LN2_LOW
+    p = ((((_P5 * r + _P4) * r + _P3) * r + _P2) * r + _P1) * r + _P0
+    power = _power_of_two(n)
+    less_one = (p * r * r + r) * power + (power - _ONE32)
+    size = less_one / (less_one + _TWO)
+    return -size if x < 0 else size
+
+
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent; fp32 to 3 ulp everywhere, and odd to the last bit."""
+    raise NotImplementedError("only inside numba code")
+
+
+@overload(tanh, jit_options=OPTIONS, strict=False)  # type: ignore[untyped-decorator]
+def _tanh(x: Any) -> Any:
+    if x == types.float32:
+        return lambda x: _tanh32(x)
+    return lambda x: math.tanh(x)
 
 
 def softplus(x: Any) -> Any:

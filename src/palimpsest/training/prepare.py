@@ -70,9 +70,15 @@ def prepare_model(
     model = model_class(config).to(device)
     bound = model.max_length
     if bound is not None and (recipe.data.order == "stream" or bound < recipe.data.seq_len):
+        remedy = "another model is needed"
+        if hasattr(config, "positions"):  # learned, or there were no bound
+            remedy = 'set model.positions="none", which has no bound'
+            if recipe.data.order != "stream":
+                remedy += f", or model.max_seq_len={recipe.data.seq_len}"
         raise ConfigError(
             f"data.seq_len={recipe.data.seq_len}, data.order={recipe.data.order!r}: "
-            f"{model.registry_name} with this configuration holds at most {bound} positions"
+            f"{model.registry_name} with this configuration holds at most {bound} positions; "
+            f"{remedy}"
         )
     if recipe.data.order == "stream":
         length = recipe.data.seq_len * recipe.train.steps

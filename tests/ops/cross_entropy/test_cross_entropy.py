@@ -163,3 +163,29 @@ def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     with _LargestTensor() as watch:
         run("reference", features, head, targets)
     assert watch.numel >= B * T * V
+
+
+class _Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_gradient_is_formed_where_none_is_recorded() -> None:
+    """Under no_grad a parameter still says that it needs its gradient."""
+    features, head, targets = make()
+    with torch.no_grad(), _Products() as products:
+        total, _ = cross_entropy(features, head, targets, backend="chunked")
+    assert products.count == 1
+    assert not total.requires_grad
+    with _Products() as products:
+        cross_entropy(features, head, targets, backend="chunked")
+    assert products.count == 3

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.ops import backend_calls
-from palimpsest.ops.topk_retrieval import Retrieval, blockwise, compiled, topk_retrieval
+from palimpsest.ops.topk_retrieval import Retrieval, blockwise, compiled, ranking, topk_retrieval
 from tests.ops.decay_scan.cases import GATES, compare, leaf, masks
 
 B, A, D, V, K = 3, 5, 7, 6, 4
@@ -153,6 +153,66 @@ def test_decoding_equals_the_whole(backend: str) -> None:
             backend=backend,
         )
         torch.testing.assert_close(step.read_BTD, whole.read_BTD[:, t : t + 1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_values_pairs_and_weights_are_the_same(backend: str) -> None:
+    tensors, ids = case(20, 3, True)
+    options: dict[str, Any] = {"key_ids_BN": ids, "top_k": K, "backend": backend}
+    want = topk_retrieval(**tensors, **options)
+    values = tensors.pop("values_BND").detach()
+    got = topk_retrieval(**tensors, values_BND=None, **options)
+    assert got.read_BTD.shape == (B, 20, 0)
+    assert torch.equal(got.pairs_BTK, want.pairs_BTK)
+    torch.testing.assert_close(got.weights_BTK, want.weights_BTK, rtol=0, atol=1e-14)
+    summed = got.weights_BTK[..., None] * values[torch.arange(B)[:, None, None], got.pairs_BTK]
+    torch.testing.assert_close(summed.sum(2), want.read_BTD)
+    inputs = list(tensors.values())
+    want_gradients = torch.autograd.grad(want.read_BTD.sum(), inputs)
+    for g, w in zip(torch.autograd.grad(summed.sum(), inputs), want_gradients, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("gates", ["open", "reset"])
+@pytest.mark.parametrize("backend", ["blockwise", "numba"])
+def test_a_first_pair_for_each_position(backend: str, gates: str) -> None:
+    """A window on the newest pairs, at some positions empty, and together with documents."""
+    length, past = 20, 6
+    tensors, ids = case(length, past, True)
+    place = torch.arange(past, past + length)
+    first = (place - torch.randint(0, 9, (B, length))).clamp(min=0)
+    first[0] = past + length
+    check(backend, tensors, key_ids_BN=ids, top_k=K, first_BT=first, **masks(gates, B, length))
+    got = topk_retrieval(**tensors, key_ids_BN=ids, top_k=K, first_BT=first, backend=backend)
+    assert (got.pairs_BTK[0] == -1).all() and not got.read_BTD[0].any()
+    outside = (got.pairs_BTK < first[..., None]) & (got.pairs_BTK >= 0)
+    assert not outside.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nearly_equal_keys_rank_by_exact_cosines(backend: str) -> None:
+    """Keys closer than fp32 products resolve: the order is that of whole numbers, in any shape."""
+    width, tokens, length = 24, 30, 50
+    query = torch.nn.functional.normalize(torch.randn(width), dim=0)
+    side = torch.randn(width)
+    side = torch.nn.functional.normalize(side - (side @ query) * query, dim=0)
+    angles = 0.8 + 2e-7 * torch.randperm(tokens)
+    table = torch.outer(angles.cos(), query) + torch.outer(angles.sin(), side)
+    ids = torch.randint(tokens, (1, length))
+    queries = query.expand(1, length, width)
+    whole = topk_retrieval(
+        queries, table, None, top_k=K, key_ids_BN=ids, delay=0, backend=backend
+    ).pairs_BTK
+    exact = (ranking.cosine_units(table) @ ranking.cosine_units(query)).tolist()
+    for t in range(length):
+        newest_first = sorted(range(t, -1, -1), key=lambda n: -exact[ids[0, n]])[:K]
+        assert [n for n in whole[0, t].tolist() if n >= 0] == newest_first
+        step = topk_retrieval(
+            queries[:, :1], table, None, top_k=K, key_ids_BN=ids[:, : t + 1], delay=0,
+            backend=backend,
+        )  # fmt: skip
+        assert step.pairs_BTK[0, 0].tolist() == newest_first
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -24,11 +24,17 @@ LOGITS_PER_BLOCK = 1 << 21  # 8 MB of fp32: stays near the caches and bounds the
 class _SumOfLosses(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features_NE: Tensor, head_VE: Tensor, targets_N: Tensor, product: torch.dtype
+        ctx: Any,
+        features_NE: Tensor,
+        head_VE: Tensor,
+        targets_N: Tensor,
+        product: torch.dtype,
+        with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
         wide = softmax_dtype(features_NE, head_VE)
         x_NE, w_VE = features_NE.to(product), head_VE.to(product)
-        want_x, want_w = ctx.needs_input_grad[:2]
+        # a parameter "needs" its gradient even under no_grad, where nobody will ask for it
+        want_x, want_w = (need and with_gradients for need in ctx.needs_input_grad[:2])
         losses_N = torch.empty(len(x_NE), dtype=wide, device=x_NE.device)
         dx_NE = torch.empty_like(features_NE) if want_x else None
         dw_VE = torch.zeros_like(head_VE, dtype=wide) if want_w else None
@@ -40,11 +46,11 @@ class _SumOfLosses(torch.autograd.Function):
             target_R1 = target_R1.clamp(min=0)
             logits_RV = (x_NE[block] @ w_VE.t()).to(wide)
             top_R1 = logits_RV.gather(1, target_R1)
-            logits_RV -= (norm_R1 := logits_RV.logsumexp(1, keepdim=True))
+            norm_R1 = logits_RV.logsumexp(1, keepdim=True)
             losses_N[block] = (norm_R1 - top_R1).masked_fill_(ignored_R1, 0.0).squeeze(1)
             if not (want_x or want_w):
                 continue
-            dlogits_RV = logits_RV.exp_()
+            dlogits_RV = logits_RV.sub_(norm_R1).exp_()
             dlogits_RV.scatter_add_(
                 1, target_R1, dlogits_RV.new_full((1, 1), -1.0).expand_as(target_R1)
             )
@@ -63,11 +69,12 @@ class _SumOfLosses(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, dsum: Tensor, _: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         dx_NE, dw_VE = ctx.saved_tensors
         return (
             None if dx_NE is None else (dx_NE * dsum).to(dx_NE.dtype),
             None if dw_VE is None else (dw_VE * dsum).to(ctx.head_dtype),
+            None,
             None,
             None,
         )
@@ -83,6 +90,6 @@ def cross_entropy_chunked(
         product = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
         total, losses_N = _SumOfLosses.apply(  # type: ignore[no-untyped-call]
-            features_NE, head_VE, targets_N, product
+            features_NE, head_VE, targets_N, product, torch.is_grad_enabled()
         )
     return total, losses_N

@@ -1,6 +1,6 @@
 """The recurrence of a triple-slot layer, from its input projection to its output projection.
 
-B batch, T positions, H heads, S width of the state, R slots, X = 4·H·S + 2·H columns.
+B batch, T positions, H heads, S width of the state, R slots, X = H·(4·S + 2 + R) columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _dispatcher.register("numba", slot_scan_numba, missing=numba_missing)
 
 def slot_scan(
     projected_BTX: Tensor,
-    weights_BTHR: Tensor,
+    n_heads: int,
+    n_slots: int,
     state_BHS: Tensor | None = None,
     slots_B2HSR: Tensor | None = None,
     *,
@@ -41,7 +42,8 @@ def slot_scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Running state and left and right slots of one layer, read by both queries.
 
-    With a, b, qˡ, qʳ the tanh of the first columns, λ, γ the sigmoid of the last, w the weights::
+    With a, b, qˡ, qʳ the tanh of the first columns, λ, γ the sigmoid of the next, and w the softmax
+    of the last, head by head::
 
         Sˡ_t = γ_t Sˡ_{t-1} + (1 - γ_t) s_{t-1} w_tᵀ      Sʳ_t = γ_t Sʳ_{t-1} + (1 - γ_t) b_t w_tᵀ
         s_t = λ_t s_{t-1} + (1 - λ_t) a_t                 out_t = (Sˡ_tᵀ qˡ_t) ⊙ (Sʳ_tᵀ qʳ_t)
@@ -54,9 +56,11 @@ def slot_scan(
     dtype of the arguments, at least float32.
 
     Args:
-        projected_BTX: the layer's projections side by side, as for
-            :func:`palimpsest.ops.triple_scan.triple_scan`.
-        weights_BTHR: how much of a token goes into each slot, after the softmax.
+        projected_BTX: the layer's projections side by side: those of
+            :func:`palimpsest.ops.triple_scan.triple_scan`, then H·R logits, head by head, of how
+            much of a token goes into each slot.
+        n_heads: H.
+        n_slots: R.
         state_BHS: the running state s before position 0; zeros where it is None.
         slots_B2HSR: left slots (index 0) and right slots (1) before position 0; zeros where it is
             None.
@@ -77,20 +81,16 @@ def slot_scan(
     Source:
         arXiv 2606.05175, the triple-slot layer.
     """
-    if weights_BTHR.dim() != 4 or 0 in weights_BTHR.shape[2:]:
-        raise ValueError(
-            f"weights_BTHR has shape {tuple(weights_BTHR.shape)}; it must be (B, T, H, R)"
-        )
-    heads, slots = weights_BTHR.shape[2:]
-    width = state_width(projected_BTX, heads)
+    if n_slots < 1:
+        raise ValueError(f"n_slots={n_slots}; it must be at least 1")
+    width = state_width(projected_BTX, n_heads, n_slots)
     batch, length, _ = projected_BTX.shape
-    require_shape("weights_BTHR", weights_BTHR, "BTHR", (batch, length, heads, slots))
-    named = {"projected_BTX": projected_BTX, "weights_BTHR": weights_BTHR}
+    named = {"projected_BTX": projected_BTX}
     if state_BHS is not None:
-        require_shape("state_BHS", state_BHS, "BHS", (batch, heads, width))
+        require_shape("state_BHS", state_BHS, "BHS", (batch, n_heads, width))
         named["state_BHS"] = state_BHS
     if slots_B2HSR is not None:
-        require_shape("slots_B2HSR", slots_B2HSR, "B2HSR", (batch, 2, heads, width, slots))
+        require_shape("slots_B2HSR", slots_B2HSR, "B2HSR", (batch, 2, n_heads, width, n_slots))
         named["slots_B2HSR"] = slots_B2HSR
     for name, tensor in named.items():
         require_float(name, tensor, projected_BTX)
@@ -98,19 +98,14 @@ def slot_scan(
     require_mask("reset", reset, batch, length)
     dtype = compute_dtype(*named.values())
     if state_BHS is None:
-        state_BHS = projected_BTX.new_zeros(batch, heads, width, dtype=dtype)
+        state_BHS = projected_BTX.new_zeros(batch, n_heads, width, dtype=dtype)
     if slots_B2HSR is None:
-        slots_B2HSR = projected_BTX.new_zeros(batch, 2, heads, width, slots, dtype=dtype)
-    small = width * slots <= LOOP_ENTRIES and projected_BTX.device.type == "cpu"
+        slots_B2HSR = projected_BTX.new_zeros(batch, 2, n_heads, width, n_slots, dtype=dtype)
+    small = width * n_slots <= LOOP_ENTRIES and projected_BTX.device.type == "cpu"
     run = _dispatcher.pick(
         backend, lambda: "numba" if small and numba_missing() is None else "composed"
     )
     out_BTHR, state_BHS, slots_B2HSR = run(
-        projected_BTX.to(dtype),
-        weights_BTHR.to(dtype),
-        state_BHS.to(dtype),
-        slots_B2HSR.to(dtype),
-        hold,
-        reset,
+        projected_BTX.to(dtype), state_BHS.to(dtype), slots_B2HSR.to(dtype), hold, reset
     )
     return out_BTHR.to(projected_BTX.dtype), state_BHS, slots_B2HSR

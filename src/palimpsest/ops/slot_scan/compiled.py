@@ -2,7 +2,7 @@
 
 As :mod:`palimpsest.ops.triple_scan.compiled`, with two sides of slots for the dense pair memory.
 
-B batch, T positions, H heads, S width of the state, R slots, X = 4·H·S + 2·H columns,
+B batch, T positions, H heads, S width of the state, R slots, X = H·(4·S + 2 + R) columns,
 N checkpoints.
 """
 
@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.threads import as_array, require_cpu, run_rows
-from palimpsest.ops.triple_scan.compiled import STRETCH, activate
+from palimpsest.ops.triple_scan.compiled import STRETCH, mask
 
 __all__ = ["slot_scan_numba"]
 
 
 def _forward(
     projected_BTX: Tensor,
-    weights_BTHR: Tensor,
     state_BHS: Tensor,
     slots_B2HSR: Tensor,
     hold_BT: Tensor | None,
@@ -32,27 +31,34 @@ def _forward(
     """Output, final states, and what the backward needs."""
     from palimpsest.ops.slot_scan.loops import forward_loop
 
-    batch, length, heads, slots = weights_BTHR.shape
-    width = state_BHS.shape[2]
-    features, keep, write, reset_BT = activate(projected_BTX, heads, hold_BT, reset_BT)
-    weights_BTHR = weights_BTHR.contiguous()
+    batch, length, _ = projected_BTX.shape
+    heads, width, slots = slots_B2HSR.shape[2:]
+    hold_BT, reset_BT = mask(hold_BT), mask(reset_BT)
     state_BHS, slots_B2HSR = (
         x.clone(memory_format=torch.contiguous_format) for x in (state_BHS, slots_B2HSR)
     )
-    kept = -(-length // stretch) if stretch else 0
-    states_BNHS = features.new_empty(batch, kept, heads, width)
-    slots_BN2HSR = features.new_empty(batch, kept, 2, heads, width, slots)
-    out_BTHR = torch.empty_like(weights_BTHR)
-    reads_BT2HR = features.new_empty(batch, length if stretch else 0, 2, heads, slots)
-    inputs = (features, weights_BTHR, keep, write, reset_BT)
+    kept, every = (-(-length // stretch), length) if stretch else (0, 0)
+    new = projected_BTX.new_empty
+    states_BNHS = new(batch, kept, heads, width)
+    slots_BN2HSR = new(batch, kept, 2, heads, width, slots)
+    features_BT4HS = new(batch, every, 4, heads, width)
+    keep_BT2H, write_BT2H = new(batch, every, 2, heads), new(batch, every, 2, heads)
+    weights_BTHR, reads_BT2HR = new(batch, every, heads, slots), new(batch, every, 2, heads, slots)
+    out_BTHR = new(batch, length, heads, slots)
     states = (state_BHS, slots_B2HSR, states_BNHS, slots_BN2HSR)
+    activated = (features_BT4HS, keep_BT2H, write_BT2H, weights_BTHR)
     run_rows(
-        forward_loop(slots),
-        (*map(as_array, (*inputs, *states)), stretch, as_array(reads_BT2HR), as_array(out_BTHR)),
+        forward_loop(heads, width, slots),
+        (
+            *map(as_array, (projected_BTX, hold_BT, reset_BT, *states)),
+            stretch,
+            *map(as_array, (*activated, reads_BT2HR, out_BTHR)),
+        ),
         batch * heads,
         out_BTHR.numel() * width * 8,
     )
-    return out_BTHR, state_BHS, slots_B2HSR, (*inputs, states_BNHS, slots_BN2HSR, reads_BT2HR)
+    saved = (*activated, reset_BT, states_BNHS, slots_BN2HSR, reads_BT2HR)
+    return out_BTHR, state_BHS, slots_B2HSR, saved
 
 
 class _SlotScan(torch.autograd.Function):
@@ -60,17 +66,15 @@ class _SlotScan(torch.autograd.Function):
     def forward(
         ctx: Any,
         projected_BTX: Tensor,
-        weights_BTHR: Tensor,
         state_BHS: Tensor,
         slots_B2HSR: Tensor,
         hold_BT: Tensor | None,
         reset_BT: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         out_BTHR, state_BHS, slots_B2HSR, saved = _forward(
-            projected_BTX, weights_BTHR, state_BHS, slots_B2HSR, hold_BT, reset_BT, STRETCH
+            projected_BTX, state_BHS, slots_B2HSR, hold_BT, reset_BT, STRETCH
         )
         ctx.save_for_backward(*saved)
-        ctx.columns = projected_BTX.shape[2]
         return out_BTHR, state_BHS, slots_B2HSR
 
     @staticmethod
@@ -81,25 +85,23 @@ class _SlotScan(torch.autograd.Function):
         from palimpsest.ops.slot_scan.loops import backward_loop
 
         *inputs, reads_BT2HR = ctx.saved_tensors
-        batch, length, heads, _ = d_out_BTHR.shape
+        batch, length, heads, slots = d_out_BTHR.shape
         width = d_state_BHS.shape[2]
         d_state_BHS = d_state_BHS.clone(memory_format=torch.contiguous_format)
         d_slots_B2HRS = d_slots_B2HSR.mT.clone(memory_format=torch.contiguous_format)
-        d_projected_BTX = reads_BT2HR.new_empty(batch, length, ctx.columns)
-        d_weights_BTHR = torch.empty_like(inputs[1])
-        gradients = (d_out_BTHR, d_state_BHS, d_slots_B2HRS, d_projected_BTX, d_weights_BTHR)
+        d_projected_BTX = reads_BT2HR.new_empty(batch, length, heads * (4 * width + 2 + slots))
+        gradients = (d_out_BTHR, d_state_BHS, d_slots_B2HRS, d_projected_BTX)
         run_rows(
             backward_loop(width),
             (*map(as_array, inputs), STRETCH, *map(as_array, (reads_BT2HR, *gradients))),
             batch * heads,
             d_out_BTHR.numel() * width * 24,
         )
-        return d_projected_BTX, d_weights_BTHR, d_state_BHS, d_slots_B2HRS.mT, None, None
+        return d_projected_BTX, d_state_BHS, d_slots_B2HRS.mT, None, None
 
 
 def slot_scan_numba(
     projected_BTX: Tensor,
-    weights_BTHR: Tensor,
     state_BHS: Tensor,
     slots_B2HSR: Tensor,
     hold_BT: Tensor | None,
@@ -107,7 +109,7 @@ def slot_scan_numba(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The compiled loop; see :func:`palimpsest.ops.slot_scan.slot_scan`."""
     require_cpu("slot_scan", projected_BTX)
-    inputs = (projected_BTX, weights_BTHR, state_BHS, slots_B2HSR)
+    inputs = (projected_BTX, state_BHS, slots_B2HSR)
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         out_BTHR, state_BHS, slots_B2HSR = _SlotScan.apply(  # type: ignore[no-untyped-call]
             *inputs, hold_BT, reset_BT

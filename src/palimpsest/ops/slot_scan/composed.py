@@ -1,6 +1,6 @@
 """The triple-slot layer's recurrence out of the running sum and the pair memory, by chunks.
 
-B batch, T positions, H heads, S width of the state, R slots, X = 4·H·S + 2·H columns.
+B batch, T positions, H heads, S width of the state, R slots, X = H·(4·S + 2 + R) columns.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from torch import Tensor
 
 from palimpsest.ops.decay_scan import decay_scan
 from palimpsest.ops.pair_memory import pair_memory
-from palimpsest.ops.triple_scan.reference import split_columns
+from palimpsest.ops.slot_scan.reference import split_slot_columns
 
 __all__ = ["slot_scan_composed"]
 
 
 def slot_scan_composed(
     projected_BTX: Tensor,
-    weights_BTHR: Tensor,
     state_BHS: Tensor,
     slots_B2HSR: Tensor,
     hold_BT: Tensor | None,
     reset_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Two ops, each choosing its own backend; both sides' slots are one pair memory."""
-    heads = state_BHS.shape[1]
-    features, gates = split_columns(projected_BTX, heads)
+    heads, _, n_slots = slots_B2HSR.shape[2:]
+    features, gates, weights_BTHR = split_slot_columns(projected_BTX, heads, n_slots)
     features = features.tanh()
     log_keep_state_BTH, log_keep_slots_BTH = F.logsigmoid(gates).unbind(2)
     write_state, write_slots = (-gates).sigmoid().unsqueeze(-1).unbind(2)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from palimpsest.ops.threads import compiled
+from palimpsest.ops.triple_scan.activation import gates, softmax, squash
 from palimpsest.ops.vectors import (
     dot,
     load,
@@ -31,30 +32,41 @@ __all__ = ["backward_loop", "forward_loop"]
 
 
 @functools.cache
-def forward_loop(slots: int) -> Callable[..., None]:
-    """The forward for one number of slots; both states go from initial to final in place.
+def forward_loop(heads: int, width: int, slots: int) -> Callable[..., None]:
+    """The forward for one number of heads, one width and one number of slots.
 
-    They are copied before every ``stretch``-th position, never where that is 0. ``reset_BT`` is
-    empty where no document starts.
+    Both states go from initial to final in place. They are copied before every ``stretch``-th
+    position, and what the backward reads of each position is kept; where ``stretch`` is 0, nothing
+    is written but the output and the states. ``hold_BT`` and ``reset_BT`` are empty where there is
+    no padding, or where no document starts.
     """
+    block = heads * width
+    columns = 4 * block + (2 + slots) * heads
 
     def forward(
-        features_BT4HS: Any,
-        weights_BTHR: Any,
-        keep_BT2H: Any,
-        write_BT2H: Any,
+        projected_BTX: Any,
+        hold_BT: Any,
         reset_BT: Any,
         state_BHS: Any,
         slots_B2HSR: Any,
         states_BNHS: Any,
         slots_BN2HSR: Any,
         stretch: int,
+        features_BT4HS: Any,
+        keep_BT2H: Any,
+        write_BT2H: Any,
+        weights_BTHR: Any,
         reads_BT2HR: Any,
         out_BTHR: Any,
         low: int,
         high: int,
     ) -> None:
-        _, length, _, heads, width = features_BT4HS.shape
+        length = projected_BTX.shape[1]
+        dtype = projected_BTX.dtype
+        projected = projected_BTX.reshape(-1)
+        features = features_BT4HS.reshape(-1) if stretch > 0 else np.empty(4 * block, dtype)
+        keeps, writes = np.empty(2 * heads, dtype), np.empty(2 * heads, dtype)
+        weights = np.empty(slots, dtype)
         for b in range(low // heads, (high - 1) // heads + 1):
             first = max(low - b * heads, 0)
             last = min(high - b * heads, heads)
@@ -65,10 +77,18 @@ def forward_loop(slots: int) -> Callable[..., None]:
                 if stretch > 0 and t % stretch == 0:
                     states_BNHS[b, t // stretch, first:last] = state_BHS[b, first:last]
                     slots_BN2HSR[b, t // stretch, :, first:last] = slots_B2HSR[b, :, first:last]
+                start = (b * length + t) * columns
+                to = (b * length + t) * 4 * block if stretch > 0 else 0
+                for own in range(first * width, 4 * block, block):
+                    squash(projected, start + own, features, to + own, (last - first) * width)
+                held = hold_BT.size > 0 and hold_BT[b, t]
+                gates(projected, start + 4 * block, held, keeps, writes)
                 for h in range(first, last):
-                    keep = keep_BT2H[b, t, 1, h]
-                    place = ((b * length + t) * heads + h) * slots
-                    value = scale(write_BT2H[b, t, 1, h], load(weights_BTHR, place, slots))
+                    at = to + h * width
+                    softmax(projected, start + columns - (heads - h) * slots, weights, 0, slots)
+                    share = load(weights, 0, slots)
+                    keep = keeps[heads + h]
+                    value = scale(writes[heads + h], share)
                     left = zeros_like(value)
                     right = zeros_like(value)
                     for s in range(width):
@@ -76,23 +96,26 @@ def forward_loop(slots: int) -> Callable[..., None]:
                         kept = scale(keep, load(slots_B2HSR, row, slots))
                         entry = scale_add(state_BHS[b, h, s], value, kept)
                         store(slots_B2HSR, row, entry)
-                        left = scale_add(features_BT4HS[b, t, 2, h, s], entry, left)
-                        row += heads * width * slots
+                        left = scale_add(features[at + 2 * block + s], entry, left)
+                        row += block * slots
                         kept = scale(keep, load(slots_B2HSR, row, slots))
-                        entry = scale_add(features_BT4HS[b, t, 1, h, s], value, kept)
+                        entry = scale_add(features[at + block + s], value, kept)
                         store(slots_B2HSR, row, entry)
-                        right = scale_add(features_BT4HS[b, t, 3, h, s], entry, right)
+                        right = scale_add(features[at + 3 * block + s], entry, right)
+                    place = ((b * length + t) * heads + h) * slots
                     store(out_BTHR, place, multiply(left, right))
+                    own = (b * heads + h) * width
+                    kept = scale(keeps[h], load(state_BHS, own, width))
+                    store(state_BHS, own, scale_add(writes[h], load(features, at, width), kept))
                     if stretch > 0:
                         side = ((b * length + t) * 2 * heads + h) * slots
                         store(reads_BT2HR, side, left)
                         store(reads_BT2HR, side + heads * slots, right)
-                    keep = keep_BT2H[b, t, 0, h]
-                    write = write_BT2H[b, t, 0, h]
-                    for s in range(width):
-                        state_BHS[b, h, s] = (
-                            keep * state_BHS[b, h, s] + write * features_BT4HS[b, t, 0, h, s]
-                        )
+                        store(weights_BTHR, place, share)
+                        keep_BT2H[b, t, 0, h] = keeps[h]
+                        keep_BT2H[b, t, 1, h] = keep
+                        write_BT2H[b, t, 0, h] = writes[h]
+                        write_BT2H[b, t, 1, h] = writes[heads + h]
 
     return compiled(forward)
 
@@ -103,15 +126,14 @@ def backward_loop(width: int) -> Callable[..., None]:
 
     ``d_state_BHS`` and ``d_slots_B2HRS`` go from the gradients of the final states to those of the
     initial ones. Slots and their gradients are held transposed, (R, S), so that vectors run along
-    the state. Gradients of the features are those before their tanh, of the weights those after
-    their softmax.
+    the state. The gradient of the projection is that before tanh, sigmoid and softmax.
     """
 
     def backward(
         features_BT4HS: Any,
-        weights_BTHR: Any,
         keep_BT2H: Any,
         write_BT2H: Any,
+        weights_BTHR: Any,
         reset_BT: Any,
         states_BNHS: Any,
         slots_BN2HSR: Any,
@@ -120,8 +142,7 @@ def backward_loop(width: int) -> Callable[..., None]:
         d_out_BTHR: Any,
         d_state_BHS: Any,
         d_slots_B2HRS: Any,
-        d_features_BTX: Any,
-        d_weights_BTHR: Any,
+        d_projected_BTX: Any,
         low: int,
         high: int,
     ) -> None:
@@ -129,12 +150,13 @@ def backward_loop(width: int) -> Callable[..., None]:
         slots = weights_BTHR.shape[3]
         dtype = features_BT4HS.dtype
         block = heads * width
-        columns = 4 * block + 2 * heads
+        columns = 4 * block + (2 + slots) * heads
         size = slots * width
         # what each position finds (after its reset) and what it leaves, per side
         found_s = np.empty((stretch + 1, width), dtype=dtype)
         found = np.empty((stretch + 1, 2, slots, width), dtype=dtype)
         left_by = np.empty((stretch, 2, slots, width), dtype=dtype)
+        d_weights = np.empty(slots, dtype=dtype)  # without the factor that all share
         for b in range(low // heads, (high - 1) // heads + 1):
             first = max(low - b * heads, 0)
             last = min(high - b * heads, heads)
@@ -223,35 +245,39 @@ def backward_loop(width: int) -> Callable[..., None]:
                             d_sum = total(multiply_add(d_entry, right, d_value))
                             store(d_slots_B2HRS, own_row, scale(keep, d_entry))
 
-                            d_weights_BTHR[b, t, h, r] = write * d_sum
+                            d_weights[r] = d_sum
                             d_write += weight * d_sum
+                        to_slots = (b * length + t + 1) * columns - (heads - h) * slots
+                        for r in range(slots):
+                            d_logit = weights_BTHR[b, t, h, r] * (d_weights[r] - d_write)
+                            d_projected_BTX.flat[to_slots + r] = write * d_logit
                         store(
-                            d_features_BTX, to + block, multiply(d_right, one_minus_square(right))
+                            d_projected_BTX, to + block, multiply(d_right, one_minus_square(right))
                         )
                         store(
-                            d_features_BTX,
+                            d_projected_BTX,
                             to + 2 * block,
                             multiply(d_query_left, one_minus_square(query_left)),
                         )
                         store(
-                            d_features_BTX,
+                            d_projected_BTX,
                             to + 3 * block,
                             multiply(d_query_right, one_minus_square(query_right)),
                         )
                         gate = (b * length + t) * columns + 4 * block + h
                         slope = keep * write  # of the gate's sigmoid; 0 at padding
-                        d_features_BTX.flat[gate + heads] = (total(d_keep) - d_write) * slope
+                        d_projected_BTX.flat[gate + heads] = (total(d_keep) - d_write) * slope
 
                         keep = keep_BT2H[b, t, 0, h]
                         write = write_BT2H[b, t, 0, h]
                         left = load(features_BT4HS, at, width)
                         d_state = load(d_state_BHS, own, width)
                         store(
-                            d_features_BTX,
+                            d_projected_BTX,
                             to,
                             multiply(scale(write, d_state), one_minus_square(left)),
                         )
-                        d_features_BTX.flat[gate] = (
+                        d_projected_BTX.flat[gate] = (
                             (dot(d_state, state) - dot(d_state, left)) * keep * write
                         )
                         store(d_state_BHS, own, scale_add(keep, d_state, d_found))

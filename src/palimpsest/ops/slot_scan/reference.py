@@ -1,6 +1,6 @@
 """The triple-slot layer's recurrence as a plain loop over time: the truth.
 
-B batch, T positions, H heads, S width of the state, R slots, X = 4·H·S + 2·H columns.
+B batch, T positions, H heads, S width of the state, R slots, X = H·(4·S + 2 + R) columns.
 """
 
 from __future__ import annotations
@@ -10,19 +10,29 @@ from torch import Tensor
 
 from palimpsest.ops.triple_scan.reference import split_columns
 
-__all__ = ["slot_scan_reference"]
+__all__ = ["slot_scan_reference", "split_slot_columns"]
+
+
+def split_slot_columns(
+    projected_BTX: Tensor, n_heads: int, n_slots: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features before their tanh, (B, T, 4, H, S), gate logits, (B, T, 2, H), and the weights of
+    the slots, (B, T, H, R)."""
+    logits = n_heads * n_slots
+    features, gates = split_columns(projected_BTX[..., :-logits], n_heads)
+    return features, gates, projected_BTX[..., -logits:].unflatten(-1, (n_heads, -1)).softmax(-1)
 
 
 def slot_scan_reference(
     projected_BTX: Tensor,
-    weights_BTHR: Tensor,
     state_BHS: Tensor,
     slots_B2HSR: Tensor,
     hold_BT: Tensor | None,
     reset_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step per position; see :func:`palimpsest.ops.slot_scan.slot_scan`."""
-    features, gates = split_columns(projected_BTX, state_BHS.shape[1])
+    heads, _, slots = slots_B2HSR.shape[2:]
+    features, gates, weights_BTHR = split_slot_columns(projected_BTX, heads, slots)
     left_BTHS, right_BTHS, *queries = features.tanh().unbind(2)
     keep_state_BTH, keep_slots_BTH = gates.sigmoid().unbind(2)
     outputs: list[Tensor] = []

@@ -2,7 +2,8 @@
 
 The keys of the family depend on the token alone, so a query meets only as many different scores
 as there are different tokens: one small matrix product instead of one entry per pair of positions,
-and a compiled walk over the pairs that looks scores up.
+and a compiled walk over the pairs that looks scores up. The product for the search is that of whole
+numbers, exact in any order (``ranking.py``): a query finds the same pairs alone and among others.
 
 B batch, T positions, N pairs, A width of queries and keys, U distinct keys, K pairs chosen.
 """
@@ -15,13 +16,13 @@ from torch import Tensor
 
 from palimpsest.ops.decay_scan.arguments import without_autocast
 from palimpsest.ops.threads import as_array, require_cpu, run_rows
-from palimpsest.ops.topk_retrieval.ranking import scale_value, unit
+from palimpsest.ops.topk_retrieval.ranking import COSINE_UNIT, cosine_units, scale_value, unit
 from palimpsest.ops.topk_retrieval.weighting import flat_pairs, weigh
 
 __all__ = ["topk_retrieval_numba"]
 
-# Up to this many distinct keys per chosen pair, all cosines are kept and picked from; above it they
-# are formed by blocks of queries for the search alone, and again for the chosen.
+# Up to this many distinct keys per chosen pair, the cosines that are weighed are picked from one
+# product with all keys; above it they are formed for the chosen keys alone.
 KEPT_COSINES = 128
 QUERY_BLOCK = 256
 
@@ -91,28 +92,18 @@ def topk_retrieval_numba(
     offset = n_pairs - length - delay
     with without_autocast(keys.device):
         table_UA, ids_BN = _distinct(keys, key_ids_BN)
-        units_UA, units_BTA = unit(table_UA), unit(queries_BTA)
-        keep = units_UA.shape[0] <= KEPT_COSINES * top_k
-        block = length if keep else QUERY_BLOCK
-        pairs: list[Tensor] = []
-        cosine_BTU = torch.matmul(units_BTA, units_UA.T) if keep else None
-        for start in range(0, length, block):
-            stop = min(start + block, length)
-            with torch.no_grad():
-                cosine_BQU = (
-                    torch.matmul(units_BTA[:, start:stop], units_UA.T)
-                    if cosine_BTU is None
-                    else cosine_BTU.detach()
-                )
-            first_BQ = None if first_BT is None else first_BT[:, start:stop]
+        whole_AU, pairs = cosine_units(table_UA).T, []
+        for start in range(0, length, QUERY_BLOCK):
+            block = slice(start, start + QUERY_BLOCK)
+            whole_BQA = cosine_units(queries_BTA[:, block])
             pairs.append(
                 _search(
-                    cosine_BQU,
+                    torch.matmul(whole_BQA, whole_AU),
                     ids_BN,
                     log_strength_BN,
                     usable_BN,
-                    first_BQ,
-                    factor,
+                    None if first_BT is None else first_BT[:, block],
+                    factor * COSINE_UNIT,
                     offset + start,
                     top_k,
                 )
@@ -121,8 +112,9 @@ def topk_retrieval_numba(
         valid_BTK = pairs_BTK >= 0
         flat_BTK = flat_pairs(pairs_BTK.clamp(min=0), n_pairs)
         chosen_BTK = ids_BN.reshape(-1)[flat_BTK]
-        if cosine_BTU is not None:
-            cosine_BTK = cosine_BTU.gather(-1, chosen_BTK)
+        units_UA, units_BTA = unit(table_UA), unit(queries_BTA)
+        if units_UA.shape[0] <= KEPT_COSINES * top_k:
+            cosine_BTK = torch.matmul(units_BTA, units_UA.T).gather(-1, chosen_BTK)
         else:
             picked_BTKA = F.embedding(chosen_BTK, units_UA)
             cosine_BTK = torch.matmul(picked_BTKA, units_BTA.unsqueeze(-1)).squeeze(-1)

@@ -8,7 +8,8 @@ product and every partial sum (below 2⁵³ units) is exact in any order, on any
 cosines differ by less than about 10⁻⁶ may therefore rank either way, but the same way everywhere;
 the weights of the pairs that are chosen come from the unrounded vectors.
 
-The ``numba`` backend ranks by the plain cosines: there, equal ids are one key with one score.
+The ``numba`` backend takes the same cosines, and adds log strengths in float64 without rounding to
+a unit: equal ids are one key with one score there.
 
 B batch, T positions, N pairs, A width of queries and keys.
 """

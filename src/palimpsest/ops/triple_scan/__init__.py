@@ -103,8 +103,8 @@ def triple_scan(
     return out_BTHS.to(projected_BTX.dtype), state_BHS, pairs_BHSS
 
 
-def state_width(projected_BTX: Tensor, n_heads: int) -> int:
-    """S of X = H·(4·S + 2) columns; refuses a shape that is not of that form."""
+def state_width(projected_BTX: Tensor, n_heads: int, n_slots: int = 0) -> int:
+    """S of X = H·(4·S + 2 + R) columns; refuses a shape that is not of that form."""
     if n_heads < 1:
         raise ValueError(f"n_heads={n_heads}; it must be at least 1")
     columns = projected_BTX.shape[-1]
@@ -113,10 +113,11 @@ def state_width(projected_BTX: Tensor, n_heads: int) -> int:
             f"projected_BTX has shape {tuple(projected_BTX.shape)}; it must be (B, T, X), at least "
             f"one position, with X a multiple of n_heads={n_heads}"
         )
-    width = (columns // n_heads - 2) // 4
-    if width < 1 or columns != n_heads * (4 * width + 2):
+    single = 2 + n_slots  # columns of a head that are no features
+    width = (columns // n_heads - single) // 4
+    if width < 1 or columns != n_heads * (4 * width + single):
         raise ValueError(
             f"projected_BTX has {columns} columns; with n_heads={n_heads} it must have "
-            f"{n_heads}·(4·S + 2)"
+            f"{n_heads}·(4·S + {single})"
         )
     return width

@@ -1,8 +1,9 @@
 """The triple-latent layer's recurrence as one compiled loop (numba), forward and backward.
 
-Everything between the layer's two projections in one pass over time: no intermediate is written
-but the tanh of the features and, for the backward, the read and a copy of the states every few
-positions. The backward recomputes the rest and writes one gradient, that of the projection.
+Everything between the layer's two projections in one pass over time. No intermediate is written
+but for the backward: features after their tanh, gates after their sigmoid, what was read, and a
+copy of the states every few positions, 5·H·S + 4·H numbers a position and H·(S² + S) / 32. The
+backward recomputes the rest and writes one gradient, that of the projection.
 
 B batch, T positions, H heads, S width of the state, X = 4·H·S + 2·H columns, N checkpoints.
 """
@@ -16,28 +17,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.threads import as_array, require_cpu, run_rows
-from palimpsest.ops.triple_scan.reference import split_columns
 
-__all__ = ["STRETCH", "activate", "triple_scan_numba"]
+__all__ = ["STRETCH", "mask", "triple_scan_numba"]
 
 STRETCH = 32
 
 
-def activate(
-    projected_BTX: Tensor, n_heads: int, hold_BT: Tensor | None, reset_BT: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the loops read: features after their tanh, what gates keep and write, resets.
-
-    1 - σ(x) is formed as σ(-x), which stays exact where a gate is nearly open.
-    """
-    features, gates = split_columns(projected_BTX, n_heads)
-    keep, write = gates.sigmoid(), gates.neg().sigmoid_()
-    if hold_BT is not None:
-        keep.masked_fill_(hold_BT[:, :, None, None], 1.0)
-        write.masked_fill_(hold_BT[:, :, None, None], 0.0)
-    if reset_BT is None:
-        reset_BT = torch.empty(0, 0, dtype=torch.bool)
-    return features.tanh().contiguous(), keep.contiguous(), write.contiguous(), reset_BT
+def mask(mask_BT: Tensor | None) -> Tensor:
+    """The mask, or an empty one for None: a compiled loop wants one type."""
+    return torch.empty(0, 0, dtype=torch.bool) if mask_BT is None else mask_BT
 
 
 def _forward(
@@ -53,24 +41,32 @@ def _forward(
 
     batch, length, _ = projected_BTX.shape
     heads, width = state_BHS.shape[1:]
-    features, keep, write, reset_BT = activate(projected_BTX, heads, hold_BT, reset_BT)
+    hold_BT, reset_BT = mask(hold_BT), mask(reset_BT)
     state_BHS, pairs_BHSS = (
         x.clone(memory_format=torch.contiguous_format) for x in (state_BHS, pairs_BHSS)
     )
-    kept = -(-length // stretch) if stretch else 0
-    states_BNHS = features.new_empty(batch, kept, heads, width)
-    pairs_BNHSS = features.new_empty(batch, kept, heads, width, width)
-    out_BTHS = features.new_empty(batch, length, heads, width)
-    read_BTHS = torch.empty_like(out_BTHS) if stretch else out_BTHS
-    inputs = (features, keep, write, reset_BT)
+    kept, every = (-(-length // stretch), length) if stretch else (0, 0)
+    new = projected_BTX.new_empty
+    states_BNHS = new(batch, kept, heads, width)
+    pairs_BNHSS = new(batch, kept, heads, width, width)
+    features_BT4HS = new(batch, every, 4, heads, width)
+    keep_BT2H, write_BT2H = new(batch, every, 2, heads), new(batch, every, 2, heads)
+    read_BTHS = new(batch, every, heads, width)
+    out_BTHS = new(batch, length, heads, width)
     states = (state_BHS, pairs_BHSS, states_BNHS, pairs_BNHSS)
+    outputs = (features_BT4HS, keep_BT2H, write_BT2H, read_BTHS, out_BTHS)
     run_rows(
-        forward_loop(width),
-        (*map(as_array, (*inputs, *states)), stretch, as_array(read_BTHS), as_array(out_BTHS)),
+        forward_loop(heads, width),
+        (
+            *map(as_array, (projected_BTX, hold_BT, reset_BT, *states)),
+            stretch,
+            *map(as_array, outputs),
+        ),
         batch * heads,
         out_BTHS.numel() * width * 4,
     )
-    return out_BTHS, state_BHS, pairs_BHSS, (*inputs, states_BNHS, pairs_BNHSS, read_BTHS)
+    saved = (features_BT4HS, keep_BT2H, write_BT2H, reset_BT, states_BNHS, pairs_BNHSS, read_BTHS)
+    return out_BTHS, state_BHS, pairs_BHSS, saved
 
 
 class _TripleScan(torch.autograd.Function):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from palimpsest.ops.threads import compiled
+from palimpsest.ops.triple_scan.activation import gates, squash
 from palimpsest.ops.vectors import (
     dot,
     load,
@@ -31,30 +32,39 @@ __all__ = ["backward_loop", "forward_loop"]
 
 
 @functools.cache
-def forward_loop(width: int) -> Callable[..., None]:
-    """The forward for one width; both states go from initial to final in place.
+def forward_loop(heads: int, width: int) -> Callable[..., None]:
+    """The forward for one number of heads and one width.
 
-    They are copied before every ``stretch``-th position, never where that is 0. ``reset_BT`` is
-    empty where no document starts.
+    Both states go from initial to final in place. They are copied before every ``stretch``-th
+    position, and what the backward reads of each position is kept; where ``stretch`` is 0, nothing
+    is written but the output and the states. ``hold_BT`` and ``reset_BT`` are empty where there is
+    no padding, or where no document starts.
     """
+    block = heads * width
+    columns = 4 * block + 2 * heads
 
     def forward(
-        features_BT4HS: Any,
-        keep_BT2H: Any,
-        write_BT2H: Any,
+        projected_BTX: Any,
+        hold_BT: Any,
         reset_BT: Any,
         state_BHS: Any,
         pairs_BHSS: Any,
         states_BNHS: Any,
         pairs_BNHSS: Any,
         stretch: int,
+        features_BT4HS: Any,
+        keep_BT2H: Any,
+        write_BT2H: Any,
         read_BTHS: Any,
         out_BTHS: Any,
         low: int,
         high: int,
     ) -> None:
-        _, length, _, heads, _ = features_BT4HS.shape
-        block = heads * width
+        length = projected_BTX.shape[1]
+        dtype = projected_BTX.dtype
+        projected = projected_BTX.reshape(-1)
+        features = features_BT4HS.reshape(-1) if stretch > 0 else np.empty(4 * block, dtype)
+        keeps, writes = np.empty(2 * heads, dtype), np.empty(2 * heads, dtype)
         for b in range(low // heads, (high - 1) // heads + 1):
             first = max(low - b * heads, 0)
             last = min(high - b * heads, heads)
@@ -65,27 +75,35 @@ def forward_loop(width: int) -> Callable[..., None]:
                 if stretch > 0 and t % stretch == 0:
                     states_BNHS[b, t // stretch, first:last] = state_BHS[b, first:last]
                     pairs_BNHSS[b, t // stretch, first:last] = pairs_BHSS[b, first:last]
+                start = (b * length + t) * columns
+                to = (b * length + t) * 4 * block if stretch > 0 else 0
+                for own in range(first * width, 4 * block, block):
+                    squash(projected, start + own, features, to + own, (last - first) * width)
+                held = hold_BT.size > 0 and hold_BT[b, t]
+                gates(projected, start + 4 * block, held, keeps, writes)
                 for h in range(first, last):
-                    at = (b * length + t) * 4 * block + h * width
+                    at = to + h * width
                     own = (b * heads + h) * width
-                    keep = keep_BT2H[b, t, 1, h]
-                    value = scale(write_BT2H[b, t, 1, h], load(features_BT4HS, at + block, width))
+                    keep = keeps[heads + h]
+                    value = scale(writes[heads + h], load(features, at + block, width))
                     read = zeros_like(value)
                     for s in range(width):
                         row = (own + s) * width
                         kept = scale(keep, load(pairs_BHSS, row, width))
                         entry = scale_add(state_BHS[b, h, s], value, kept)
                         store(pairs_BHSS, row, entry)
-                        read = scale_add(features_BT4HS[b, t, 2, h, s], entry, read)
+                        read = scale_add(features[at + 2 * block + s], entry, read)
                     place = (b * length + t) * block + h * width
+                    store(out_BTHS, place, multiply(read, load(features, at + 3 * block, width)))
+                    kept = scale(keeps[h], load(state_BHS, own, width))
+                    left = load(features, at, width)
+                    store(state_BHS, own, scale_add(writes[h], left, kept))
                     if stretch > 0:
                         store(read_BTHS, place, read)
-                    store(
-                        out_BTHS, place, multiply(read, load(features_BT4HS, at + 3 * block, width))
-                    )
-                    kept = scale(keep_BT2H[b, t, 0, h], load(state_BHS, own, width))
-                    left = load(features_BT4HS, at, width)
-                    store(state_BHS, own, scale_add(write_BT2H[b, t, 0, h], left, kept))
+                        keep_BT2H[b, t, 0, h] = keeps[h]
+                        keep_BT2H[b, t, 1, h] = keep
+                        write_BT2H[b, t, 0, h] = writes[h]
+                        write_BT2H[b, t, 1, h] = writes[heads + h]
 
     return compiled(forward)
 
