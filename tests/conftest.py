@@ -25,6 +25,10 @@ def poisoned_memory() -> Iterator[None]:
     What ``torch.empty`` holds is often zero by luck; a kernel that reads a place before writing
     it would pass its tests and fail elsewhere.
     """
+    # torch remembers what makes tensors when this is first used: it must not be the poisoned ones,
+    # or a model built on the meta device gets real weights
+    with torch.device("meta"):
+        torch.empty(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", _poisoned(torch.empty))
         patch.setattr(torch, "empty_like", _poisoned(torch.empty_like))

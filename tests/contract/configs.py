@@ -38,6 +38,27 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "d_val": 7,
         },
     },
+    "gdn": {
+        "short-conv": {
+            "vocab_size": 37,
+            "d_model": 13,
+            "n_layers": 2,
+            "n_heads": 3,
+            "head_dim": 5,
+            "expand_v": 1.4,
+            "d_ffn": 17,
+        },
+        "no-conv-tied": {
+            "vocab_size": 37,
+            "d_model": 11,
+            "n_layers": 1,
+            "n_heads": 3,
+            "head_dim": 7,
+            "d_ffn": 17,
+            "conv_size": 0,
+            "tie_embeddings": True,
+        },
+    },
     "transformer": {
         "learned": {
             "vocab_size": 37,
@@ -52,6 +73,45 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "n_layers": 1,
             "n_heads": 3,
             "positions": "none",
+        },
+    },
+    "transformerpp": {
+        "plain": {
+            "vocab_size": 37,
+            "d_model": 30,
+            "n_layers": 2,
+            "n_heads": 3,
+            "d_ffn": 23,
+        },
+        "grouped-tied": {
+            "vocab_size": 37,
+            "d_model": 24,
+            "n_layers": 1,
+            "n_heads": 6,
+            "n_kv_heads": 3,
+            "d_ffn": 23,
+            "rope_base": 100.0,
+            "tie_embeddings": True,
+        },
+    },
+    "mamba2": {
+        "one-group": {
+            "vocab_size": 37,
+            "d_model": 15,
+            "n_layers": 2,
+            "head_dim": 5,
+            "state_dim": 7,
+            "conv_size": 3,
+        },
+        "two-groups-untied": {
+            "vocab_size": 37,
+            "d_model": 14,
+            "n_layers": 1,
+            "expand": 3,
+            "head_dim": 7,
+            "state_dim": 11,
+            "n_groups": 2,
+            "tie_embeddings": False,
         },
     },
     "transformer-triple": {

@@ -16,8 +16,27 @@ from palimpsest.layers.documents import first_readable
 from palimpsest.layers.growing import Growing
 from palimpsest.layers.init import linear, xavier_uniform_
 from palimpsest.state import State
+from palimpsest.taps import Tap, tap
 
-__all__ = ["AttentionCache", "CausalSelfAttention"]
+__all__ = ["ATTENTION_TAPS", "AttentionCache", "CausalSelfAttention", "show_projections"]
+
+ATTENTION_TAPS = {
+    "query": Tap("(B,T,H,K)", "queries"),
+    "key": Tap("(B,T,G,K)", "keys as they are cached, of the G heads that have them"),
+    "value": Tap("(B,T,G,K)", "values as they are cached"),
+    "memory_read": Tap(
+        "(B,T,H,K)", "what each head reads, before the projection", replaceable=True
+    ),
+}
+
+
+def show_projections(
+    module: nn.Module, query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor
+) -> None:
+    """The first three taps of an attention layer."""
+    tap(module, "query", query_BTHK)
+    tap(module, "key", key_BTGK)
+    tap(module, "value", value_BTGK)
 
 
 @dataclass(frozen=True)
@@ -139,6 +158,7 @@ class CausalSelfAttention(nn.Module):
             mask: from :meth:`AttentionCache.extend`.
         """
         projected = F.linear(n_BTD, self.weight, self.bias).unflatten(-1, (3, self.n_heads, -1))
+        show_projections(self, *projected.unbind(2))
         keys_values = past.append(projected[:, :, 1:])
         keys, values = keys_values.entries.unbind(2)
         query = projected[:, :, 0].transpose(1, 2)
@@ -151,4 +171,8 @@ class CausalSelfAttention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=mask is None and past.length == 0,
         )
-        return self.out(read_BHTK.transpose(1, 2).flatten(2)), keys_values
+        read_BTHK = tap(self, "memory_read", read_BHTK.transpose(1, 2))
+        return self.out(read_BTHK.flatten(2)), keys_values
+
+    def describe_taps(self) -> dict[str, Tap]:
+        return ATTENTION_TAPS

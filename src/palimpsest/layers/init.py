@@ -1,6 +1,7 @@
 """Initial values, always drawn in fp32, whatever the default dtype or the parameter's dtype.
 
-Drawing in bf16 is not harmless: a uniform draw rounds to 0 and its logarithm to −inf.
+Drawing in bf16 is not harmless: a uniform draw rounds to 0 and its logarithm to −inf. On the meta
+device, which holds no values, nothing is drawn: it would take most of the time of such a build.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = [
     "normal_",
     "orthogonal_",
     "step_biases",
+    "uniform_",
     "uninitialised",
     "xavier_uniform_",
 ]
@@ -40,6 +42,8 @@ def uninitialised(module: type[M], *args: Any, **kwargs: Any) -> M:
 @torch.no_grad()
 def lecun_normal_(weight: Tensor) -> Tensor:
     """Normal cut at two standard deviations, variance 1/fan_in; weight is (out, in)."""
+    if weight.is_meta:
+        return weight
     std = 1.0 / math.sqrt(weight.shape[1]) / TRUNCATED_STD
     draw = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
     torch.nn.init.trunc_normal_(draw, std=std, a=-2 * std, b=2 * std)
@@ -49,13 +53,25 @@ def lecun_normal_(weight: Tensor) -> Tensor:
 @torch.no_grad()
 def normal_(weight: Tensor, std: float) -> Tensor:
     """Normal of mean 0."""
+    if weight.is_meta:
+        return weight
     draw = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
     return weight.copy_(draw.normal_(0.0, std))
 
 
 @torch.no_grad()
+def uniform_(weight: Tensor, fan_in: int) -> Tensor:
+    """Uniform in ±1/√fan_in, as torch's own linear maps and convolutions start."""
+    bound = 1.0 / math.sqrt(fan_in)
+    draw = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    return weight.copy_(draw.uniform_(-bound, bound))
+
+
+@torch.no_grad()
 def xavier_uniform_(weight: Tensor) -> Tensor:
     """Uniform of variance 2 / (fan_in + fan_out), as torch's own attention starts."""
+    if weight.is_meta:
+        return weight
     draw = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
     return weight.copy_(nn.init.xavier_uniform_(draw))
 
@@ -63,6 +79,8 @@ def xavier_uniform_(weight: Tensor) -> Tensor:
 @torch.no_grad()
 def orthogonal_(weight: Tensor) -> Tensor:
     """A random orthogonal matrix; orthonormal rows or columns where it is not square."""
+    if weight.is_meta:
+        return weight
     draw = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
     return weight.copy_(nn.init.orthogonal_(draw))
 
@@ -76,9 +94,9 @@ def linear(fan_in: int, out: int, *, bias: bool = False, std: float = 0.02) -> n
     return layer
 
 
-def decay_rates(heads: int) -> Tensor:
-    """A_log = log(uniform(0, 16)), floored at 1e-8 before the logarithm."""
-    return torch.empty(heads, dtype=torch.float32).uniform_(0.0, 16.0).clamp(min=1e-8).log()
+def decay_rates(heads: int, low: float = 0.0) -> Tensor:
+    """A_log = log(uniform(low, 16)), floored at 1e-8 before the logarithm."""
+    return torch.empty(heads, dtype=torch.float32).uniform_(low, 16.0).clamp(min=1e-8).log()
 
 
 def step_biases(heads: int) -> Tensor:

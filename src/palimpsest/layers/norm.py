@@ -5,17 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from palimpsest.ops.grounded_loop.reference import rms_norm
+from palimpsest.ops.grounded_loop.reference import RMS_EPS, rms_norm
 
 __all__ = ["RMSNorm"]
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + 1e-6) · weight, computed in at least fp32."""
+    """x / sqrt(mean(x²) + eps) · weight, computed in at least fp32, in which it is returned.
 
-    def __init__(self, width: int) -> None:
+    Args:
+        width: entries that are normed together.
+        eps: added to the mean square; 1e-6 unless told.
+    """
+
+    def __init__(self, width: int, eps: float = RMS_EPS) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight)
+        return rms_norm(x, self.weight, self.eps)

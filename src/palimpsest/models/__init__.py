@@ -2,9 +2,12 @@
 
 from palimpsest.models import (
     gated_hybrid,
+    gdn,
     gpn,
+    mamba2,
     transformer,
     transformer_triple,
+    transformerpp,
     triple_latent,
 )
 from palimpsest.models.checkpoint import load_model, save_model
@@ -18,12 +21,15 @@ __all__ = [
     "ModelOutput",
     "build",
     "gated_hybrid",
+    "gdn",
     "gpn",
     "list_models",
     "list_presets",
     "load_model",
+    "mamba2",
     "save_model",
     "transformer",
     "transformer_triple",
+    "transformerpp",
     "triple_latent",
 ]

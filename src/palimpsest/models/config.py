@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from palimpsest.errors import ConfigError
 
-__all__ = ["ModelConfig", "positive"]
+__all__ = ["ModelConfig", "between", "positive"]
 
 C = TypeVar("C", bound="ModelConfig")
 
@@ -70,3 +70,14 @@ def positive(config: ModelConfig, *names: str) -> None:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name}={value!r}: must be a whole number of at least 1")
+
+
+def between(config: ModelConfig, name: str, low: float, high: float) -> None:
+    """Require a number above ``low`` and below ``high``.
+
+    Raises:
+        ConfigError: names the field and the bounds.
+    """
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
+        raise ConfigError(f"{name}={value!r}: must be a number above {low:g} and below {high:g}")

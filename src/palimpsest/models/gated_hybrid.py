@@ -19,10 +19,13 @@ from torch import Tensor, nn
 
 from palimpsest.layers.retrieval import Retrieval, RetrievalMemory
 from palimpsest.layers.triple_layer import RetrievingLayer, TripleLayer
+from palimpsest.models import flops
+from palimpsest.models.language_model import LanguageModel
 from palimpsest.models.registry import preset, register
 from palimpsest.models.triple_config import GatedHybridConfig
 from palimpsest.models.triple_latent import BYTES, TripleModel, TripleState
 from palimpsest.state import State
+from palimpsest.taps import Tap
 
 __all__ = ["GatedHybrid", "GatedHybridState"]
 
@@ -76,6 +79,15 @@ class GatedHybrid(TripleModel):
             c.d_model, c.n_heads, c.state_dim, c.n_slots, c.dropout, retrieval, c.fusion
         )
 
+    def describe_taps(self) -> dict[str, Tap]:
+        found = super().describe_taps()
+        for i, layer in enumerate(self.layers):
+            if self.retrieves(i):
+                assert isinstance(layer, RetrievingLayer)
+                taps = layer.retrieval.reading_taps()
+                found |= {f"layers.{i}.{name}": tap for name, tap in taps.items()}
+        return found
+
     def encode(
         self, input_ids: Tensor, state: State, hold_BT: Tensor | None, reset_BT: Tensor | None
     ) -> tuple[Tensor, State]:
@@ -114,6 +126,35 @@ class GatedHybrid(TripleModel):
         s = super().init_state(batch, device=device, dtype=dtype)
         empty = RetrievalMemory.empty(batch, s.position.device)
         return GatedHybridState(s.running, s.memory, s.window, s.position, empty)
+
+    def body_flops(self, length: int) -> dict[str, int]:
+        c, counts = self.config, super().body_flops(length)
+        distinct = min(length, c.vocab_size)  # keys and write gates, at most, as rows of a table
+        total = 0
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, RetrievingLayer)
+            if not self.retrieves(i):
+                continue
+            found = layer.retrieval
+            asked: list[nn.Module] = [found.query, found.value]
+            asked += [m for m in (found.read_gate, layer.fuse) if m is not None]
+            kept: list[nn.Module] = [found.key]
+            kept += [m for m in (found.write_gate,) if m is not None]
+            total += flops.products(length, *asked) + flops.products(distinct, *kept)
+            # scores of all pairs, the later ones included; then a mixture of the best
+            total += 2 * length * length * c.assoc_dim
+            total += 2 * length * min(c.top_k, length) * c.d_model
+        return {**counts, "retrieval": total}
+
+    def published_flops(self, length: int) -> dict[str, int]:
+        """As for the triple-hybrid; scores of earlier pairs only, and a second head's product."""
+        c = self.config
+        if c.layers == "all" or c.fusion != "logits":
+            return LanguageModel.published_flops(self, length)
+        counts = super().published_flops(length)
+        vectors = 2 * (2 * c.assoc_dim + c.d_model) * c.d_model + 2 * c.top_k * c.d_model
+        retrieval = length * (vectors + length * c.assoc_dim)
+        return {**counts, "retrieval": retrieval, "head": 2 * counts["head"]}
 
     def state_bytes(self, batch: int = 1, length: int = 0) -> int:
         pairs = min(length, self.config.memory_cap or length)

@@ -9,20 +9,24 @@ Legend: B batch, T time, D d_state, E d_emb, H heads, K d_key, U d_val, V vocabu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from palimpsest.errors import StateError
 from palimpsest.layers.grounded_cell import GroundedCell
+from palimpsest.layers.grounded_taps import block_taps, observer
 from palimpsest.layers.init import lecun_normal_, normal_, uninitialised
 from palimpsest.layers.norm import RMSNorm
+from palimpsest.models import flops
 from palimpsest.models.config import ModelConfig, positive
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.models.registry import preset, register
-from palimpsest.ops.grounded_loop import grounded_loop
+from palimpsest.models.scaling import WIDTHS, Scaling, rounded
+from palimpsest.ops.grounded_loop import Observe, grounded_loop
 from palimpsest.state import State
+from palimpsest.taps import Tap, listening, tap
 
 __all__ = ["GPN", "GPNM", "GPNConfig", "GPNMConfig", "GroundedState"]
 
@@ -124,6 +128,7 @@ class GroundedModel(LanguageModel):
         assert isinstance(state, GroundedState)
         unit_BTE = self.fuse_norm(self.embedding(input_ids))
         drive_BTD = self.fuse(unit_BTE.to(self.dtype)).to(self.state_dtype)
+        drive_BTD = tap(self, "drive", drive_BTD)
         predicted_BTD, predicted_BD, grounded_BD, memory_BHKU = grounded_loop(
             drive_BTD,
             self.cell.params(),
@@ -132,9 +137,29 @@ class GroundedModel(LanguageModel):
             None if self.config.memory is None else state.memory,
             hold_BT=hold_BT,
             reset_BT=reset_BT,
+            observe=self._observer() if listening() else None,
         )
+        tap(self, "state.predicted", predicted_BTD)
         memory = state.memory if memory_BHKU is None else memory_BHKU
-        return self._decode(predicted_BTD), GroundedState(predicted_BD, grounded_BD, memory)
+        features_BTE = self._decode(tap(self, "decoder.input", predicted_BTD))
+        return features_BTE, GroundedState(predicted_BD, grounded_BD, memory)
+
+    def _observer(self) -> Observe | None:
+        return observer(self, self.config.n_layers, self.config.memory is not None)
+
+    def describe_taps(self) -> dict[str, Tap]:
+        return {
+            "drive": Tap("(B,T,D)", "what the token adds to the state", "state", replaceable=True),
+            "state.predicted": Tap("(B,T,D)", "the state after the prediction", "state"),
+            "decoder.input": Tap(
+                "(B,T,D)",
+                "state.predicted as the decoder reads it; replaced, it changes no state",
+                "state",
+                cheap=False,
+                replaceable=True,
+            ),
+            **block_taps(self.config.n_layers, self.config.memory is not None),
+        }
 
     def _decode(self, predicted: Tensor) -> Tensor:
         features: Tensor = self.decode(self.decode_norm(predicted).to(self.dtype))
@@ -158,6 +183,17 @@ class GroundedModel(LanguageModel):
                 f"configuration needs {(batch, *wanted)}; the state belongs to another model"
             )
 
+    def body_flops(self, length: int) -> dict[str, int]:
+        c = self.config
+        counts = {"projections": flops.products(length, self.fuse, self.cell, self.decode)}
+        if c.memory is not None:
+            heads, key, value = c.memory
+            entries = heads * key * value
+            # the write asks the memory for its own prediction first; every layer reads
+            reads = (1 + c.n_layers) * flops.memory_read(length, entries)
+            counts["recurrence"] = reads + flops.memory_write(length, entries)
+        return counts
+
     def init_state(
         self,
         batch: int,
@@ -171,15 +207,40 @@ class GroundedModel(LanguageModel):
         return GroundedState(zero, zero.clone(), memory)
 
 
+def gpn_sizes(width: int, layers: int) -> dict[str, Any]:
+    """Embeddings of a quarter of the state, as in the presets of 1 M parameters."""
+    return {
+        "d_state": width,
+        "d_emb": rounded(width / 4, 16),
+        "d_ffn": rounded(8 * width / 3, 4),
+        "n_layers": layers,
+    }
+
+
+def gpnm_sizes(width: int, layers: int) -> dict[str, Any]:
+    """With a memory whose values are together as wide as the state, and keys half as wide."""
+    d_key = 16 if width < 192 else 32 if width < 512 else 64 if width < 1536 else 128
+    heads = max(1, round(width / (2 * d_key)))
+    memory = {"n_heads": heads, "d_key": d_key, "d_val": 2 * d_key}
+    return {**gpn_sizes(width, layers), **memory}
+
+
 @register("gpn", GPNConfig)
 class GPN(GroundedModel):
     """Grounded Prediction Network without memory."""
+
+    scaling = Scaling(
+        widths=WIDTHS, fields=gpn_sizes, layers=lambda width: 1, fine="d_ffn", fine_step=4
+    )
 
 
 @register("gpnm", GPNMConfig)
 class GPNM(GroundedModel):
     """Grounded Prediction Network with one gated delta-rule memory (GPN+M)."""
 
+    scaling = Scaling(
+        widths=WIDTHS, fields=gpnm_sizes, layers=lambda width: 1, fine="d_ffn", fine_step=4
+    )
     config: GPNMConfig
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from palimpsest.errors import InputError, StateError
 from palimpsest.models.config import ModelConfig
+from palimpsest.models.scaling import Scaling
 from palimpsest.ops.cross_entropy import cross_entropy
 from palimpsest.state import State
 
@@ -78,10 +79,12 @@ class LanguageModel(nn.Module, ABC):
         registry_name: set by :func:`palimpsest.models.registry.register`.
         state_class: the :class:`~palimpsest.state.State` subclass the model carries.
         causal: False only for configurations kept to reproduce a published leak.
+        scaling: how its sizes grow, for ``palimpsest.match``; None where nobody has said.
     """
 
     registry_name: ClassVar[str] = ""
     state_class: ClassVar[type[State]] = State
+    scaling: ClassVar[Scaling | None] = None
     config: ModelConfig
 
     def __init__(self, config: ModelConfig) -> None:
@@ -134,6 +137,25 @@ class LanguageModel(nn.Module, ABC):
             f"predict='current': {self.registry_name} predicts nothing before its first token; "
             "use predict='next'"
         )
+
+    def body_flops(self, length: int) -> dict[str, int]:
+        """Floating-point operations of :meth:`encode` by part, see ``palimpsest.models.flops``.
+
+        Args:
+            length: tokens of one text, read from an empty state.
+
+        Raises:
+            InputError: an architecture that does not count them.
+        """
+        raise InputError(f"{self.registry_name or type(self).__name__}: counts no operations")
+
+    def published_flops(self, length: int) -> dict[str, int]:
+        """The same, head included, by the convention of the paper that published counts.
+
+        Raises:
+            InputError: an architecture without published counts.
+        """
+        raise InputError(f"{self.registry_name}: no paper has published counts of its operations")
 
     # -- the contract -------------------------------------------------------------------------
 
@@ -230,6 +252,10 @@ class LanguageModel(nn.Module, ABC):
         with torch.device("meta"):
             state = self.init_state(batch, device="meta")
         return state.nbytes
+
+    def flops(self, length: int) -> dict[str, int]:
+        """Operations of a forward pass by part, the head's logits at all positions included."""
+        return {**self.body_flops(length), "head": 2 * length * self.head_weight().numel()}
 
     def check_state(self, state: State, batch: int) -> None:
         """Refuse a state that this model did not make.

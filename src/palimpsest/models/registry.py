@@ -17,6 +17,7 @@ __all__ = [
     "config_class",
     "list_models",
     "list_presets",
+    "model_class",
     "preset",
     "register",
     "resolve",
@@ -72,6 +73,11 @@ def list_presets() -> dict[str, Preset]:
 def config_class(name: str) -> type[ModelConfig]:
     """The configuration of an architecture (one of :func:`list_models`), for its fields."""
     return _models[name][1]
+
+
+def model_class(name: str) -> type[LanguageModel]:
+    """The class of an architecture (one of :func:`list_models`)."""
+    return _models[name][0]
 
 
 def resolve(name: str, fields: dict[str, Any]) -> tuple[type[LanguageModel], ModelConfig]:

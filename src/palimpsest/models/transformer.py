@@ -7,20 +7,25 @@ Legend: B batch, T time, D d_model, H heads, K = D / H, N positions so far.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from palimpsest.errors import ConfigError
 from palimpsest.layers.attention import AttentionCache, CausalSelfAttention
+from palimpsest.layers.dropout import dropout
 from palimpsest.layers.feed_forward import FeedForward
 from palimpsest.layers.growing import Growing
+from palimpsest.layers.memory_taps import STREAM
+from palimpsest.models import flops
 from palimpsest.models.registry import preset, register
+from palimpsest.models.scaling import Scaling, head_width
 from palimpsest.models.trunk import TrunkConfig, TrunkModel
 from palimpsest.state import State
+from palimpsest.taps import Tap, tap
 
 __all__ = ["Transformer", "TransformerConfig", "TransformerState"]
 
@@ -66,9 +71,14 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x_BTD: Tensor, past: Growing, mask: Tensor | None) -> tuple[Tensor, Growing]:
         read_BTD, past = self.attention(self.norm(x_BTD), past, mask)
-        x_BTD = x_BTD + F.dropout(read_BTD, self.dropout, self.training)
-        y_BTD = self.ffn(self.ffn_norm(x_BTD))
-        return x_BTD + F.dropout(y_BTD, self.dropout, self.training), past
+        read_BTD = tap(self, "read", read_BTD)
+        x_BTD = x_BTD + dropout(read_BTD, self.dropout, self.training)
+        y_BTD = tap(self, "ffn", self.ffn(self.ffn_norm(x_BTD)))
+        x_BTD = x_BTD + dropout(y_BTD, self.dropout, self.training)
+        return tap(self, "residual", x_BTD), past
+
+    def describe_taps(self) -> dict[str, Tap]:
+        return STREAM
 
 
 class TransformerBase(TrunkModel):
@@ -96,6 +106,13 @@ class TransformerBase(TrunkModel):
         extended = AttentionCache(tuple(layers), extended.real, extended.first, extended.masked)
         return x_BTD, extended if reset_BT is None else extended.forget_unreadable()
 
+    def body_flops(self, length: int) -> dict[str, int]:
+        c = self.config
+        return {
+            "projections": flops.products(length, self.layers),
+            "attention": c.n_layers * flops.attention(length, c.d_model),
+        }
+
     def empty_cache(
         self, batch: int, device: torch.device | str, dtype: torch.dtype
     ) -> AttentionCache:
@@ -111,11 +128,52 @@ class TransformerBase(TrunkModel):
         return super().state_bytes(batch) + batch * length * per_token
 
 
+def heads_of(width: int) -> int:
+    """The number of heads, which divides the width, with which they are nearest to as usual."""
+    usual = head_width(width)
+    near = (n for n in range(1, 2 * width // usual + 2) if width % n == 0)
+    return min(near, key=lambda n: abs(width / n - usual))
+
+
+# those that divide into heads of about the usual width
+TRANSFORMER_WIDTHS = tuple(
+    width
+    for width in (*range(16, 256, 2), *range(256, 4097, 4))
+    if 0.6 <= width / heads_of(width) / head_width(width) <= 1.6
+)
+
+
+def transformer_sizes(width: int, layers: int) -> dict[str, Any]:
+    """Positions for 2,048 tokens.
+
+    The feed-forward network is four times as wide as the stream, so that only the stream's width
+    tells sizes apart; it moves in small steps.
+    """
+    return {
+        "d_model": width,
+        "n_layers": layers,
+        "n_heads": heads_of(width),
+        "max_seq_len": 2048,
+    }
+
+
+def transformer_layers(width: int) -> int:
+    """3 at 64, as in the paper."""
+    return max(1, round(3 * math.sqrt(width / 64)))
+
+
 @register("transformer", TransformerConfig)
 class Transformer(TransformerBase):
     """Pre-norm Transformer with a key-value cache as its state."""
 
     state_class = TransformerState
+    scaling = Scaling(
+        widths=TRANSFORMER_WIDTHS, fields=transformer_sizes, layers=transformer_layers
+    )
+
+    def published_flops(self, length: int) -> dict[str, int]:
+        """Arithmetic of arXiv 2606.05175, which here is the full count."""
+        return self.flops(length)
 
     def encode(
         self, input_ids: Tensor, state: State, hold_BT: Tensor | None, reset_BT: Tensor | None

@@ -12,15 +12,24 @@ Legend: B batch, T time, D d_model, H heads, S state_dim.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from palimpsest.layers.triple_layer import TripleLayer
+from palimpsest.models import flops
 from palimpsest.models.config import positive
 from palimpsest.models.registry import register
-from palimpsest.models.transformer import TransformerBase, TransformerConfig, TransformerState
+from palimpsest.models.scaling import Scaling
+from palimpsest.models.transformer import (
+    TRANSFORMER_WIDTHS,
+    TransformerBase,
+    TransformerConfig,
+    TransformerState,
+    transformer_layers,
+    transformer_sizes,
+)
 from palimpsest.state import State
 
 __all__ = ["TransformerTriple", "TransformerTripleConfig", "TransformerTripleState"]
@@ -56,11 +65,24 @@ class TransformerTripleState(TransformerState):
     memory: Tensor
 
 
+def sizes(width: int, layers: int) -> dict[str, Any]:
+    """The Transformer of this width, and on top features half as wide as the stream."""
+    fields = transformer_sizes(width, layers)
+    return {**fields, "state_dim": max(2, round(width / (2 * fields["n_heads"])))}
+
+
 @register("transformer-triple", TransformerTripleConfig)
 class TransformerTriple(TransformerBase):
     """Attention layers, then one triple-latent layer."""
 
     state_class = TransformerTripleState
+    scaling = Scaling(
+        widths=TRANSFORMER_WIDTHS,
+        fields=sizes,
+        layers=transformer_layers,
+        fine="state_dim",
+        fine_step=1,
+    )
     config: TransformerTripleConfig
 
     def __init__(self, config: TransformerTripleConfig) -> None:
@@ -77,6 +99,11 @@ class TransformerTriple(TransformerBase):
         x_BTD, running, memory = self.triple(x_BTD, state.running, state.memory, hold_BT, reset_BT)
         features_BTD = self.final_norm(x_BTD)
         return features_BTD, TransformerTripleState(cache, position_B, running, memory)
+
+    def body_flops(self, length: int) -> dict[str, int]:
+        c, counts = self.config, super().body_flops(length)
+        counts["projections"] += flops.products(length, self.triple)
+        return {**counts, "recurrence": flops.pair_memory(length, c.n_heads, c.state_dim, 0)}
 
     def init_state(
         self,

@@ -10,7 +10,9 @@ Legend: B batch, T time, D d_model, H heads, S state_dim, R slots, W kernel of t
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +22,9 @@ from torch import Tensor, nn
 from palimpsest.errors import InputError
 from palimpsest.layers.local_conv import KERNEL, LocalConv
 from palimpsest.layers.triple_layer import TripleLayer
+from palimpsest.models import flops
 from palimpsest.models.registry import preset, register
+from palimpsest.models.scaling import Scaling, head_width
 from palimpsest.models.triple_config import (
     TripleHybridConfig,
     TripleLatentConfig,
@@ -52,8 +56,28 @@ class TripleState(State):
     position: Tensor
 
 
+def sizes(width: int, layers: int) -> dict[str, Any]:
+    """Heads whose features are together half as wide as the stream, as in the paper's best size."""
+    heads = max(1, round(width / head_width(width)))
+    return {
+        "d_model": width,
+        "n_layers": layers,
+        "n_heads": heads,
+        "state_dim": max(2, round(width / (2 * heads))),
+        "positions": "none",
+    }
+
+
 class TripleModel(TrunkModel):
     """The whole family; what a configuration does not have is left out."""
+
+    scaling = Scaling(
+        widths=range(16, 4097, 4),
+        fields=sizes,
+        layers=lambda width: max(1, round(3 * math.sqrt(width / 64))),  # 3 at 64, as in the paper
+        fine="state_dim",
+        fine_step=1,
+    )
 
     state_class: ClassVar[type[State]] = TripleState
     config: TripleLatentConfig
@@ -115,6 +139,36 @@ class TripleModel(TrunkModel):
             return x_BTD, (), position_B
         x_BTD, window_BWD = self.local_conv(x_BTD, state.window[0], hold_BT, reset_BT)
         return x_BTD, (window_BWD,), position_B
+
+    def body_flops(self, length: int) -> dict[str, int]:
+        c = self.config
+        counts = {"projections": flops.products(length, *self.multiplied())}
+        if self.local_conv is not None:
+            counts["convolution"] = flops.products(length, self.local_conv)
+        layer = flops.pair_memory(length, c.n_heads, c.state_dim, self.n_slots)
+        return {**counts, "recurrence": c.n_layers * layer}
+
+    def multiplied(self) -> Iterator[nn.Module]:
+        """The parts of the layers whose matrices meet every position."""
+        for layer in self.layers:
+            assert isinstance(layer, TripleLayer)
+            yield from (layer.mixer, layer.ffn)
+
+    def published_flops(self, length: int) -> dict[str, int]:
+        """The convention of arXiv 2606.05175, found from its figures: dominant terms only.
+
+        Of the recurrence, 4 operations an entry of the pair memory for the write, 2 for the read,
+        and 1 an entry of what is read; none for the running state.
+        """
+        c = self.config
+        if self.n_slots:
+            return super().published_flops(length)
+        features = c.n_heads * c.state_dim
+        recurrence = length * c.n_layers * features * (6 * c.state_dim + 1)
+        # spelled out: a subclass adds parts to flops() that the paper counts otherwise
+        counts = TripleModel.body_flops(self, length)
+        head = 2 * length * self.head_weight().numel()
+        return {**counts, "recurrence": recurrence, "head": head}
 
     def init_state(
         self,

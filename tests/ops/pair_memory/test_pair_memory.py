@@ -152,7 +152,7 @@ def test_automatic_choice() -> None:
         ({"keys_BTKS": torch.zeros(B, 4, 3, S)}, "multiple of the H=2 heads"),
         ({"queries_BTKS": torch.zeros(B, 4, H, 1)}, "queries_BTKS has shape"),
         ({"log_decay_BTH": torch.zeros(B, 4, 2 * H)}, "log_decay_BTH has shape"),
-        ({"initial_BKSR": torch.zeros(B, H, R, S)}, r"S=5, R=7"),
+        ({"initial_BMSR": torch.zeros(B, H, R, S)}, r"S=5, R=7"),
         ({"values_BTHR": torch.zeros(B, 0, H, R)}, "at least one position"),
     ],
 )

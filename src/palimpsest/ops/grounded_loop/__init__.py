@@ -12,6 +12,7 @@ from palimpsest.errors import InputError
 from palimpsest.ops.dispatch import Dispatcher
 from palimpsest.ops.grounded_loop.compiled import grounded_loop_numba
 from palimpsest.ops.grounded_loop.fused import grounded_loop_fused
+from palimpsest.ops.grounded_loop.observe import LoopView, Observe
 from palimpsest.ops.grounded_loop.params import (
     GroundedParams,
     GroundParams,
@@ -25,6 +26,8 @@ from palimpsest.ops.threads import numba_missing
 __all__ = [
     "GroundParams",
     "GroundedParams",
+    "LoopView",
+    "Observe",
     "PredictParams",
     "ReadParams",
     "WriteParams",
@@ -49,6 +52,7 @@ def grounded_loop(
     hold_BT: Tensor | None = None,
     reset_BT: Tensor | None = None,
     backend: str | None = None,
+    observe: Observe | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Run the loop over a window of tokens.
 
@@ -66,6 +70,9 @@ def grounded_loop(
         backend: "reference", "fused" (pure PyTorch) or "numba". By default "reference" for fewer
             than 8 tokens, where folding the norms into the weights would cost more than it saves;
             otherwise "numba" on a CPU where numba is installed, and "fused" elsewhere.
+        observe: called with a step and a :class:`LoopView` of what happened from that step on,
+            for each part of the window in order. The reference keeps nothing to look at: beside
+            it, "fused" runs once more for the view.
 
     Returns:
         predicted_BTD: (B,T,D) the prediction after each token (what the decoder reads).
@@ -92,9 +99,15 @@ def grounded_loop(
             if mask.dtype != torch.bool:
                 raise InputError(f"{name} of dtype {mask.dtype}: must be bool")
     run = _dispatcher.pick(backend, lambda: _automatic(drive_BTD))
-    result: tuple[Tensor, Tensor, Tensor, Tensor | None] = run(
-        drive_BTD, params, predicted_BD, grounded_BD, memory_BHKU, hold_BT, reset_BT
-    )
+    given = (drive_BTD, params, predicted_BD, grounded_BD, memory_BHKU, hold_BT, reset_BT)
+    result: tuple[Tensor, Tensor, Tensor, Tensor | None]
+    if observe is None or run is grounded_loop_reference:
+        result = run(*given)
+    else:
+        result = run(*given, observe)
+    if observe is not None and run is grounded_loop_reference:
+        with torch.no_grad():
+            grounded_loop_fused(*given, observe)
     return result
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.ops.grounded_loop.chunks import ChunkRows
+from palimpsest.ops.grounded_loop.observe import Observe
 from palimpsest.ops.grounded_loop.params import GroundedParams
 from palimpsest.ops.grounded_loop.reference import L2_EPS, RMS_EPS
 from palimpsest.ops.grounded_loop.window import run_window
@@ -215,8 +216,10 @@ def grounded_loop_numba(
     memory_BHKU: Tensor | None,
     hold_BT: Tensor | None,
     reset_BT: Tensor | None,
+    observe: Observe | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """See :func:`palimpsest.ops.grounded_loop.grounded_loop`."""
     return run_window(
-        NumbaEngine, drive_BTD, params, predicted_BD, grounded_BD, memory_BHKU, hold_BT, reset_BT
-    )
+        NumbaEngine, drive_BTD, params, predicted_BD, grounded_BD, memory_BHKU, hold_BT, reset_BT,
+        observe,
+    )  # fmt: skip

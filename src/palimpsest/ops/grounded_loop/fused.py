@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from palimpsest.ops.grounded_loop.chunks import flush, flush_backward, layer_outputs
+from palimpsest.ops.grounded_loop.observe import Observe
 from palimpsest.ops.grounded_loop.params import GroundedParams
 from palimpsest.ops.grounded_loop.reference import L2_EPS, RMS_EPS
 from palimpsest.ops.grounded_loop.window import run_window
@@ -357,8 +358,10 @@ def grounded_loop_fused(
     memory_BHKU: Tensor | None,
     hold_BT: Tensor | None,
     reset_BT: Tensor | None,
+    observe: Observe | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """See :func:`palimpsest.ops.grounded_loop.grounded_loop`."""
     return run_window(
-        TorchEngine, drive_BTD, params, predicted_BD, grounded_BD, memory_BHKU, hold_BT, reset_BT
-    )
+        TorchEngine, drive_BTD, params, predicted_BD, grounded_BD, memory_BHKU, hold_BT, reset_BT,
+        observe,
+    )  # fmt: skip

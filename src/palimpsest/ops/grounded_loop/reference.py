@@ -27,10 +27,10 @@ RMS_EPS = 1e-6
 L2_EPS = 1e-12
 
 
-def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """x / sqrt(mean(x²) + 1e-6) · weight, in at least fp32."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float = RMS_EPS) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight, in at least fp32."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + RMS_EPS) * weight
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def l2_normalise(x: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from palimpsest.ops.grounded_loop.buffers import (
 )
 from palimpsest.ops.grounded_loop.chunks import ChunkRows, schedule
 from palimpsest.ops.grounded_loop.folding import Layout, fold, initial_key_input
+from palimpsest.ops.grounded_loop.observe import LoopView, Observe
 from palimpsest.ops.grounded_loop.params import GroundedParams
 from palimpsest.ops.grounded_loop.products import prepare
 from palimpsest.ops.grounded_loop.weight_grads import WeightGrads
@@ -56,12 +57,17 @@ def run_window(
     memory_BHKU: Tensor | None,
     hold_BT: Tensor | None,
     reset_BT: Tensor | None,
+    observe: Observe | None = None,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The op on a window; see :func:`palimpsest.ops.grounded_loop.grounded_loop`."""
+    """The op on a window; see :func:`palimpsest.ops.grounded_loop.grounded_loop`.
+
+    ``observe`` is shown the window after its forward, ``first`` being its first step.
+    """
     if drive_BTD.shape[1] > SEGMENT and not torch.is_grad_enabled():
         return _run_segments(
             make_engine, drive_BTD, params, predicted_BD, grounded_BD, memory_BHKU, hold_BT,
-            reset_BT,
+            reset_BT, observe,
         )  # fmt: skip
     device = drive_BTD.device.type
     cd = params.ground.gate_DD.dtype
@@ -76,6 +82,7 @@ def run_window(
         flat = [tensor for layer in folded.layers for tensor in layer]
         predicted_TBD, grounded_BD, memory = _GroundedWindow.apply(  # type: ignore[no-untyped-call]
             make_engine,
+            None if observe is None else partial(observe, first),
             layout,
             cd,
             flags_TB,
@@ -100,6 +107,7 @@ def _run_segments(
     memory_BHKU: Tensor | None,
     hold_BT: Tensor | None,
     reset_BT: Tensor | None,
+    observe: Observe | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """A long window without gradients, in segments: its buffers do not grow with its length."""
     outputs = []
@@ -114,6 +122,8 @@ def _run_segments(
             memory_BHKU,
             None if hold_BT is None else hold_BT[:, part],
             None if reset_BT is None else reset_BT[:, part],
+            observe,
+            start,
         )
         outputs.append(predicted_BTD)
     return torch.cat(outputs, 1), predicted_BD, grounded_BD, memory_BHKU
@@ -124,6 +134,7 @@ class _GroundedWindow(torch.autograd.Function):
     def forward(
         ctx: Any,
         make_engine: MakeEngine,
+        show: Callable[[LoopView], None] | None,
         layout: Layout,
         cd: torch.dtype,
         flags: Tensor,
@@ -165,6 +176,11 @@ class _GroundedWindow(torch.autograd.Function):
         ground = prepare(folded.ground_DD.to(cd), batch, steps)
         first = [prepare(layer.first_ND.to(cd), batch, steps) for layer in folded.layers]
         second = [prepare(layer.second_DZ.to(cd), batch, steps) for layer in folded.layers]
+        grounded_states = gated = None
+        if show is not None:
+            if cd != drive.dtype:  # otherwise unit and unit_scale hold s to the last bit but one
+                grounded_states = torch.empty_like(w.drive)
+            gated = [drive.new_empty(steps, batch, layout.Q, dtype=cd) for _ in layers]
         memories: list[Tensor] = []
         for block in blocks:
             if w.memory is not None:
@@ -174,15 +190,21 @@ class _GroundedWindow(torch.autograd.Function):
                     w.memory[(flags[start] & RESET).bool()] = 0.0
                 for t in range(start, end):
                     engine.ground(t, ground(w.ground_in))
+                    if grounded_states is not None:
+                        grounded_states[t] = w.grounded
                     source = w.unit[t]
                     for i in layers:
                         w.y[i][t] = first[i](source)
                         engine.mix(i, t, t - start)
+                        if gated is not None:
+                            gated[i][t] = w.z[:, layout.F :]
                         engine.predict(i, t, second[i](w.z))
                         source = w.mid[i][t] if i + 1 < L else source
                 if w.memory is not None:
                     engine.flush(end - start)
         final_memory = memory.clone() if w.memory is None else w.memory
+        if show is not None and gated is not None:
+            show(LoopView(w, grounded_states, gated, memory, key_input))
         out = w.predicted[1:]
         saved = [w.unit, w.unit_scale, *w.y, *w.mid, *w.mid_scale]
         ctx.save_for_backward(key_input, predicted, out, *weights, *saved, *memories)
@@ -237,7 +259,7 @@ class _GroundedWindow(torch.autograd.Function):
                     engine.leave_chunk(c, block[c][0], lo, hi)
             sums.add(b, w, origin, size)
         return (
-            *(None,) * 4,
+            *(None,) * 5,
             b.ddrive,
             b.dc,
             b.ds_carry,

@@ -9,8 +9,11 @@ and P' from chunk to chunk is a decayed running sum again. The gradient of the l
 product of its own: G_t enters wherever q_t does, and -G_i wherever k_i does, so
 ∂/∂G_t = q_t·∂q_t - k_t·∂k_t, summed from the chunk's end, plus P'·∂P' for the chunk's whole decay.
 
+Where value heads share keys, K < H, ``shared.py`` has the arrangement.
+
 B batch, T positions, H value heads, K = G·H key heads, S width of keys, R width of values,
-M = B·H independent rows, G groups of key heads, N chunks, C positions of a chunk.
+M = B·H independent rows (in the public function: memories), G groups of key heads, N chunks,
+C positions of a chunk.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.decay_scan.arguments import apply_gates, without_autocast
 from palimpsest.ops.decay_scan.chunked import chunk_sums, decay_matrix, scan_rows
+from palimpsest.ops.pair_memory.shared import SharedPairMemory, shared_step
 
 __all__ = ["chunk_size", "pair_memory_chunked"]
 
@@ -163,14 +167,20 @@ def pair_memory_chunked(
     values_BTHR: Tensor,
     queries_BTKS: Tensor,
     log_decay_BTH: Tensor,
-    initial_BKSR: Tensor,
+    initial_BMSR: Tensor,
     hold_BT: Tensor | None,
     reset_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The chunkwise form; arguments as in :func:`palimpsest.ops.pair_memory.pair_memory`."""
     values_BTHR, log_decay_BTH = apply_gates(values_BTHR, log_decay_BTH, hold_BT, reset_BT)
+    inputs = (keys_BTKS, values_BTHR, queries_BTKS, log_decay_BTH)
     with without_autocast(keys_BTKS.device):
-        read_BTKR, final_BKSR = _PairMemory.apply(  # type: ignore[no-untyped-call]
-            keys_BTKS, values_BTHR, queries_BTKS, log_decay_BTH, initial_BKSR
-        )
-    return read_BTKR, final_BKSR
+        if keys_BTKS.shape[2] >= values_BTHR.shape[2]:
+            read_BTMR, final_BMSR = _PairMemory.apply(*inputs, initial_BMSR)  # type: ignore[no-untyped-call]
+        elif values_BTHR.shape[1] == 1:
+            key, value, query, log_decay = (x.squeeze(1) for x in inputs)
+            read_BMR, final_BMSR = shared_step(key, value, query, log_decay, initial_BMSR)
+            read_BTMR = read_BMR.unsqueeze(1)
+        else:
+            read_BTMR, final_BMSR = SharedPairMemory.apply(*inputs, initial_BMSR)  # type: ignore[no-untyped-call]
+    return read_BTMR, final_BMSR

@@ -1,7 +1,8 @@
 """The compiled loops of the pair memory; only loaded where numba is installed.
 
-B batch, T positions, H value heads, K = G·H key heads, S width of keys, R width of values,
-N checkpoints. A row is one (batch, head).
+B batch, T positions, H value heads, K key heads, M = max(H, K) memories, S width of keys, R width
+of values, N checkpoints. A row is one (batch, memory) forward; backward, it is one (batch, head of
+the kind there are fewer of), with all memories that share this head: no two rows add to one place.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ __all__ = ["backward_loop", "forward_loop"]
 
 @functools.cache
 def forward_loop(width: int) -> Callable[..., None]:
-    """The forward for values of one width; rows are (batch, key head).
+    """The forward for values of one width; rows are (batch, memory).
 
-    ``state_BKSR`` goes from initial to final. A copy of it is kept before every ``stretch``-th
+    ``state_BMSR`` goes from initial to final. A copy of it is kept before every ``stretch``-th
     position, none where that is 0.
     """
 
@@ -40,45 +41,48 @@ def forward_loop(width: int) -> Callable[..., None]:
         values_BTHR: Any,
         queries_BTKS: Any,
         decay_BTH: Any,
-        state_BKSR: Any,
-        checkpoints_BKNSR: Any,
+        state_BMSR: Any,
+        checkpoints_BMNSR: Any,
         stretch: int,
-        read_BTKR: Any,
+        read_BTMR: Any,
         low: int,
         high: int,
     ) -> None:
         length, key_heads, key_width = keys_BTKS.shape[1:]
         heads = values_BTHR.shape[2]
-        for b in range(low // key_heads, (high - 1) // key_heads + 1):
-            first = max(low - b * key_heads, 0)
-            last = min(high - b * key_heads, key_heads)
+        memories = max(heads, key_heads)
+        sharing = memories // key_heads
+        for b in range(low // memories, (high - 1) // memories + 1):
+            first = max(low - b * memories, 0)
+            last = min(high - b * memories, memories)
             for t in range(length):
-                for k in range(first, last):
-                    h = k % heads
+                for m in range(first, last):
+                    h = m % heads
+                    k = m // sharing
                     if stretch > 0 and t % stretch == 0:
-                        checkpoints_BKNSR[b, k, t // stretch] = state_BKSR[b, k]
+                        checkpoints_BMNSR[b, m, t // stretch] = state_BMSR[b, m]
                     decay = decay_BTH[b, t, h]
                     value = load(values_BTHR, ((b * length + t) * heads + h) * width, width)
                     read = zeros_like(value)
                     for s in range(key_width):
-                        at = ((b * key_heads + k) * key_width + s) * width
+                        at = ((b * memories + m) * key_width + s) * width
                         entry = scale_add(
-                            keys_BTKS[b, t, k, s], value, scale(decay, load(state_BKSR, at, width))
+                            keys_BTKS[b, t, k, s], value, scale(decay, load(state_BMSR, at, width))
                         )
-                        store(state_BKSR, at, entry)
+                        store(state_BMSR, at, entry)
                         read = scale_add(queries_BTKS[b, t, k, s], entry, read)
-                    store(read_BTKR, ((b * length + t) * key_heads + k) * width, read)
+                    store(read_BTMR, ((b * length + t) * memories + m) * width, read)
 
     return compiled(forward)
 
 
 @functools.cache
 def backward_loop(key_width: int) -> Callable[..., None]:
-    """The backward for keys of one width; rows are (batch, value head).
+    """The backward for keys of one width; rows are (batch, min(H, K) heads).
 
-    ``d_memory_BKRS`` goes from the gradient of the final memory to that of the initial one. It is
-    held transposed, as are the recomputed memories, so that vectors run along keys. The key heads
-    that share a value head add into its gradients.
+    ``d_memory_BMRS`` goes from the gradient of the final memory to that of the initial one. It is
+    held transposed, as are the recomputed memories, so that vectors run along keys. Memories that
+    share a head add into its gradients, which start as zeros.
     """
 
     def backward(
@@ -86,10 +90,10 @@ def backward_loop(key_width: int) -> Callable[..., None]:
         values_BTHR: Any,
         queries_BTKS: Any,
         decay_BTH: Any,
-        checkpoints_BKNSR: Any,
+        checkpoints_BMNSR: Any,
         stretch: int,
-        d_read_BTKR: Any,
-        d_memory_BKRS: Any,
+        d_read_BTMR: Any,
+        d_memory_BMRS: Any,
         d_keys_BTKS: Any,
         d_values_BTHR: Any,
         d_queries_BTKS: Any,
@@ -99,21 +103,26 @@ def backward_loop(key_width: int) -> Callable[..., None]:
     ) -> None:
         length, key_heads = keys_BTKS.shape[1:3]
         heads, width = values_BTHR.shape[2:]
+        memories = max(heads, key_heads)
+        sharing = memories // key_heads
+        fewer = min(heads, key_heads)
         memory_RS = width * key_width
-        memories = np.empty((stretch + 1, width, key_width), dtype=keys_BTKS.dtype)
-        for b in range(low // heads, (high - 1) // heads + 1):
-            first = max(low - b * heads, 0)
-            last = min(high - b * heads, heads)
+        states = np.empty((stretch + 1, width, key_width), dtype=keys_BTKS.dtype)
+        for b in range(low // fewer, (high - 1) // fewer + 1):
+            first = max(low - b * fewer, 0)
+            last = min(high - b * fewer, fewer)
             for n in range((length - 1) // stretch, -1, -1):
                 start = n * stretch
                 stop = min(start + stretch, length)
-                for k in range(key_heads):
-                    h = k % heads
-                    if h < first or h >= last:
+                for m in range(memories):
+                    h = m % heads
+                    k = m // sharing
+                    row = min(h, k)
+                    if row < first or row >= last:
                         continue
                     for r in range(width):
                         for s in range(key_width):
-                            memories[0, r, s] = checkpoints_BKNSR[b, k, n, s, r]
+                            states[0, r, s] = checkpoints_BMNSR[b, m, n, s, r]
                     for t in range(start, stop):
                         decay = decay_BTH[b, t, h]
                         before = (t - start) * memory_RS
@@ -122,32 +131,34 @@ def backward_loop(key_width: int) -> Callable[..., None]:
                         )
                         for r in range(width):
                             at = before + r * key_width
-                            kept = scale(decay, load(memories, at, key_width))
+                            kept = scale(decay, load(states, at, key_width))
                             entry = scale_add(values_BTHR[b, t, h, r], key, kept)
-                            store(memories, at + memory_RS, entry)
+                            store(states, at + memory_RS, entry)
                     for t in range(stop - 1, start - 1, -1):
                         decay = decay_BTH[b, t, h]
                         before = (t - start) * memory_RS
-                        place = ((b * length + t) * key_heads + k) * key_width
-                        key = load(keys_BTKS, place, key_width)
-                        query = load(queries_BTKS, place, key_width)
-                        d_query = zeros_like(key)
-                        d_key = zeros_like(key)
+                        here = ((b * length + t) * key_heads + k) * key_width
+                        key = load(keys_BTKS, here, key_width)
+                        query = load(queries_BTKS, here, key_width)
+                        d_query = load(d_queries_BTKS, here, key_width)
+                        d_key = load(d_keys_BTKS, here, key_width)
                         d_decay = zeros_like(key)
                         for r in range(width):
                             at = before + r * key_width
-                            row = ((b * key_heads + k) * width + r) * key_width
-                            d_read = d_read_BTKR[b, t, k, r]
-                            d_entry = scale_add(d_read, query, load(d_memory_BKRS, row, key_width))
+                            place = ((b * memories + m) * width + r) * key_width
+                            d_read = d_read_BTMR[b, t, m, r]
+                            d_entry = scale_add(
+                                d_read, query, load(d_memory_BMRS, place, key_width)
+                            )
                             d_query = scale_add(
-                                d_read, load(memories, at + memory_RS, key_width), d_query
+                                d_read, load(states, at + memory_RS, key_width), d_query
                             )
                             d_key = scale_add(values_BTHR[b, t, h, r], d_entry, d_key)
                             d_values_BTHR[b, t, h, r] += dot(d_entry, key)
-                            d_decay = multiply_add(d_entry, load(memories, at, key_width), d_decay)
-                            store(d_memory_BKRS, row, scale(decay, d_entry))
-                        store(d_keys_BTKS, place, d_key)
-                        store(d_queries_BTKS, place, d_query)
+                            d_decay = multiply_add(d_entry, load(states, at, key_width), d_decay)
+                            store(d_memory_BMRS, place, scale(decay, d_entry))
+                        store(d_keys_BTKS, here, d_key)
+                        store(d_queries_BTKS, here, d_query)
                         d_log_BTH[b, t, h] += decay * total(d_decay)
 
     return compiled(backward)
