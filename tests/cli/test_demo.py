@@ -23,7 +23,7 @@ from palimpsest.generation import Session
 from palimpsest.text import ByteTokenizer
 from tests.cli.conftest import Outcome, main
 
-MODELS = ("gpnm-tiny", "gpn-1m")  # small, and one of each kind
+MODELS = ("gpnm-tiny", "gpn-1m", "transformerpp-1m")  # one of each kind
 SIZE = dataclasses.replace(run.QUICK, steps=4, batch_size=4, seq_len=24, eval_every=2)
 
 
@@ -141,29 +141,38 @@ def test_everything_is_written_and_said(demo: tuple[Path, Outcome]) -> None:
             assert said in text
         for model in results["models"]:
             assert f"{model['parameters']:,}" in text
-            assert f"{model['held_out']['carried']['bits_per_byte']:.3f}" in text
+            for figures in model["held_out"].values():
+                assert f"{figures['bits_per_byte']:.3f}" in text
+        assert "Except transformerpp-1m: its state grows" in text
     for command in ("generate", "eval", "train --resume", "train gpnm-1m --data"):
         assert f"palimpsest {command}" in out
 
 
-def test_both_models_get_the_same(demo: tuple[Path, Outcome]) -> None:
+def test_all_models_get_the_same(demo: tuple[Path, Outcome]) -> None:
     models = results_of(demo[0])["models"]
     assert [m["name"] for m in models] == list(MODELS)
     for model in models:
         assert model["train_tokens"] == SIZE.steps * SIZE.batch_size * SIZE.seq_len
         about = model["held_out"]
-        assert about["windows"]["bytes"] == about["carried"]["bytes"]
+        grows = model["name"].startswith("transformer")
+        assert model["state_grows"] is grows and ("carried" in about) is not grows
+        recipe = json.loads((demo[0] / model["name"] / "run.json").read_text())["recipe"]
+        assert recipe["data"]["order"] == ("epoch" if grows else "stream")
         assert about["windows"]["data_sha256"] == results_of(demo[0])["text"]["held_out"]["sha256"]
         assert "state reset" in about["windows"]["protocol"]
-        assert "state carried" in about["carried"]["protocol"]
-        assert 1 < about["carried"]["bits_per_byte"] < 9
+        for figures in about.values():
+            assert 1 < figures["bits_per_byte"] < 9
+            assert figures["bytes"] == about["windows"]["bytes"]
+        if not grows:
+            assert "state carried" in about["carried"]["protocol"]
 
 
 def test_the_full_demo_compares_equal_sizes() -> None:
     import palimpsest
 
-    gpnm, gpn = (palimpsest.build(name).num_parameters() for name in run.MODELS)
-    assert abs(gpnm - gpn) < 0.002 * gpnm
+    first, *others = (palimpsest.build(name).num_parameters() for name in run.MODELS)
+    assert len(others) == 2
+    assert all(abs(first - other) < 0.002 * first for other in others)
 
 
 def test_samples_can_be_made_again(demo: tuple[Path, Outcome]) -> None:

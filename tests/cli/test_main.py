@@ -14,7 +14,7 @@ from palimpsest.cli import main as main_module
 from palimpsest.errors import InputError, StorageError
 from palimpsest.training import TrainingDivergedError
 
-COMMANDS = ("demo", "train", "eval", "generate", "info", "bench")
+COMMANDS = ("demo", "train", "eval", "generate", "info", "bench", "reproduce", "compare")
 
 
 def test_help_lists_every_command_with_an_example(cli: Callable) -> None:

@@ -26,7 +26,8 @@ from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision, inference
 from palimpsest.evaluation.inference import dtype_label
 from palimpsest.evaluation.progress import track
-from palimpsest.evaluation.result import software_versions, working_commit
+from palimpsest.evaluation.record import software_versions, working_commit
+from palimpsest.evaluation.throughput import training_step, wait_for
 from palimpsest.files import write_json
 from palimpsest.models import LanguageModel, build
 from palimpsest.ops import backend_calls, force_backend
@@ -125,7 +126,7 @@ def measure(model: LanguageModel, args: BenchArgs) -> dict[str, Any]:
     ids = torch.randint(model.config.vocab_size, shape, generator=generator).to(model.device)
     phases: dict[str, Callable[[], None]] = {
         "forward": lambda: _forward(model, ids, args.precision),
-        "training": _training(model, ids, args.precision),
+        "training": training_step(model, ids, args.precision),
     }
     for phase in phases.values():  # compiles what is compiled, and says what is used
         phase()
@@ -145,7 +146,7 @@ def measure(model: LanguageModel, args: BenchArgs) -> dict[str, Any]:
                 with plan.forced():
                     start = time.perf_counter()
                     phases[name]()
-                    _wait(model.device)
+                    wait_for(model.device)
                     took = time.perf_counter() - start
                 if round_number:  # the first round warms each backend up
                     times.append(took)
@@ -186,27 +187,6 @@ def measure(model: LanguageModel, args: BenchArgs) -> dict[str, Any]:
 def _forward(model: LanguageModel, ids: torch.Tensor, precision: Precision) -> None:
     with inference(model, precision):
         model(ids[:, :-1], targets=ids[:, 1:])
-
-
-def _training(model: LanguageModel, ids: torch.Tensor, precision: Precision) -> Callable[[], None]:
-    """One step of AdamW on the loss; the rate is 0, so that every step does the same."""
-    optimizer = torch.optim.AdamW(model.param_groups(lr=0.0, weight_decay=0.1))
-
-    def step() -> None:
-        model.train()
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            loss = model(ids[:, :-1], targets=ids[:, 1:]).loss
-        assert loss is not None
-        torch.autograd.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def show(facts: dict[str, Any], console: Console) -> None:

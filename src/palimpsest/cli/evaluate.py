@@ -1,4 +1,8 @@
-"""``palimpsest eval``: perplexity and bits per byte of a text."""
+"""``palimpsest eval``: perplexity and bits per byte of a text.
+
+The other evaluations, ``palimpsest eval MODEL lambada | recall | positions | throughput``, are in
+modules of their own.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,16 @@ class EvalArgs:
     Example:
 
     palimpsest eval runs/book --text other.txt --protocol carried --out result.json
+
+    Other evaluations have their name behind the model and options of their own:
+
+    palimpsest eval MODEL lambada --help
+
+    palimpsest eval MODEL recall --help
+
+    palimpsest eval MODEL positions --help
+
+    palimpsest eval MODEL throughput --help
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -75,13 +89,11 @@ class EvalArgs:
 def run(args: EvalArgs) -> int:
     """Carry out the command; 0 when done."""
     source = find_model(args.model)
-    recipe = {} if source.run is None else source.run.get("recipe", {})
-    predict = args.predict or recipe.get("train", {}).get("predict", "next")
     protocol = Protocol(
         kind=args.protocol,
         seq_len=args.seq_len,
         stride=args.stride,
-        predict=predict,
+        predict=args.predict or source.predict,
         bos=args.bos,
         max_windows=args.max_windows,
     )

@@ -11,6 +11,7 @@ import torch
 from palimpsest.errors import CheckpointError, InputError
 from palimpsest.files import read_json
 from palimpsest.models import LanguageModel, list_models, list_presets, load_model
+from palimpsest.models.language_model import Predict
 from palimpsest.text import Tokenizer, TokenizerError, load_tokenizer
 from palimpsest.training import model_folder
 
@@ -39,6 +40,13 @@ class ModelSource:
     def seed(self) -> int | None:
         """The training seed."""
         return None if self.run is None else self.run.get("seed")
+
+    @property
+    def predict(self) -> Predict:
+        """How the run aligned predictions with tokens; "next" where that is not known."""
+        recipe = {} if self.run is None else self.run.get("recipe", {})
+        predict: Predict = recipe.get("train", {}).get("predict", "next")
+        return predict
 
     @property
     def trained_with(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The demonstration: two models trained, measured and sampled on text that every Python has."""
+"""The demonstration: three models trained, measured and sampled on text that every Python has."""
 
 from palimpsest.demo.run import DemoSettings, run_demo
 

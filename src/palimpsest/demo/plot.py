@@ -1,4 +1,4 @@
-"""The demo's figure: both models learning, and the compressors as lines to compare with.
+"""The demo's figure: the models learning, and the compressors as lines to compare with.
 
 Colours are those of Okabe and Ito, which readers with any colour vision can tell apart; the models
 also differ in their markers, and every line is labelled where it ends.
@@ -17,7 +17,7 @@ from palimpsest.training import read_metrics
 
 __all__ = ["plot_demo", "spread"]
 
-LOOKS = (("#0072B2", "o"), ("#D55E00", "s"))
+LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"))
 INK, GREY = "#222222", "#767676"
 TOP = 4.2  # bits per byte; what lies above are the first steps only
 LABEL_GAP = 0.036  # of the axis, between the middles of two labels
@@ -48,7 +48,7 @@ def plot_demo(results: dict[str, Any], runs: Sequence[Path], path: Path) -> Path
     axes = figure.subplots()
     labels: list[tuple[float, str, str]] = []  # height, text, colour
     lowest = math.inf
-    for model, run, (colour, marker) in zip(results["models"], runs, LOOKS, strict=True):
+    for model, run, (colour, marker) in zip(results["models"], runs, LOOKS, strict=False):
         rows = read_metrics(run)
         training = [row for row in rows if row["kind"] == "train"]
         held_out = [row for row in rows if row["kind"] == "validation"]
@@ -70,18 +70,19 @@ def plot_demo(results: dict[str, Any], runs: Sequence[Path], path: Path) -> Path
             clip_on=False,
         )
         labels.append((held_out[-1]["bits_per_byte"], f"{model['name']} windowed", colour))
-        carried = model["held_out"]["carried"]["bits_per_byte"]
-        axes.plot(
-            [model["train_tokens"]],
-            [carried],
-            color=colour,
-            marker=marker,
-            markersize=8,
-            markerfacecolor="white",
-            markeredgewidth=1.8,
-            clip_on=False,
-        )
-        labels.append((carried, f"{model['name']} carried", colour))
+        if "carried" in model["held_out"]:
+            carried = model["held_out"]["carried"]["bits_per_byte"]
+            axes.plot(
+                [model["train_tokens"]],
+                [carried],
+                color=colour,
+                marker=marker,
+                markersize=8,
+                markerfacecolor="white",
+                markeredgewidth=1.8,
+                clip_on=False,
+            )
+            labels.append((carried, f"{model['name']} carried", colour))
         lowest = min(lowest, *(row["loss"] / math.log(2) for row in training))
     for yardstick in results["yardsticks"]:
         for key, text, dashes in (
@@ -93,16 +94,15 @@ def plot_demo(results: dict[str, Any], runs: Sequence[Path], path: Path) -> Path
     lowest = min(lowest, *(height for height, _, _ in labels))
 
     axes.set_xlim(0, max(model["train_tokens"] for model in results["models"]))
-    axes.set_ylim(
-        math.floor(lowest * 5 - 0.5) / 5, max(TOP, labels[0][0] + 0.5, labels[1][0] + 0.5)
-    )
+    highest = max(height for height, _, colour in labels if colour != GREY)
+    axes.set_ylim(math.floor(lowest * 5 - 0.5) / 5, max(TOP, highest + 0.5))
     _write_labels(axes, labels)
     axes.set_ylabel("bits per byte (lower is better)")
     axes.set_xlabel("training text read")
     axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    sizes = ", ".join(f"{m['name']} {m['parameters'] / 1e6:.2f} M" for m in results["models"])
+    sizes = sorted({f"{m['parameters'] / 1e6:.2f} M" for m in results["models"]})
     text = results["text"]
     axes.set_title(
         f"Held-out text: {text['held_out']['bytes'] / 1000:.0f} kB of {text['source']}\n",
@@ -114,7 +114,7 @@ def plot_demo(results: dict[str, Any], runs: Sequence[Path], path: Path) -> Path
         0.0,
         1.015,
         f"filled markers: state reset every {results['training']['seq_len']} bytes; hollow: state "
-        f"carried; faint: training. {sizes} parameters, seed {results['seed']}, "
+        f"carried; faint: training. {' or '.join(sizes)} parameters, seed {results['seed']}, "
         f"{results['precision']}",
         transform=axes.transAxes,
         fontsize=8,

@@ -17,7 +17,7 @@ __all__ = ["introduction", "markdown", "next_steps", "show_results", "show_sampl
 MODEL_COLUMNS = (
     "model",
     "params",
-    "state",
+    "state (B)",
     "train tokens",
     "windowed",
     "carried",
@@ -52,9 +52,10 @@ def introduction(results: dict[str, Any], folder: Path) -> str:
 def show_results(results: dict[str, Any], console: Console) -> None:
     """Print both tables with what makes their figures mean something."""
     console.print(escape(_about_models(results)), highlight=False)
-    table = Table()
+    table = Table(pad_edge=False)  # all of it in 80 columns
     for column in MODEL_COLUMNS:
-        table.add_column(column, justify="left" if column == "model" else "right")
+        name = column == "model"
+        table.add_column(column, justify="left" if name else "right", no_wrap=name)
     for row in _model_rows(results):
         table.add_row(*map(escape, row))
     console.print(table)
@@ -142,11 +143,23 @@ def _about_models(results: dict[str, Any]) -> str:
     passes = results["models"][0]["train_tokens"] / training
     return (
         f"Held-out bits per byte, lower is better. windowed: {first['windows']['protocol']}. "
-        f"carried: {first['carried']['protocol']}. Both models: the same {size['steps']} batches "
+        f"carried: {first['carried']['protocol']}. Every model: {size['steps']} batches "
         f"of {size['batch_size']} × {size['seq_len']} bytes ({passes:.1f} times the training "
         "text), the state carried from batch to batch and its gradient cut there, seed "
         f"{results['seed']}, trained in {results['precision']}, measured in "
-        f"{first['windows']['dtype']}."
+        f"{first['windows']['dtype']}.{_about_growing(results)}"
+    )
+
+
+def _about_growing(results: dict[str, Any]) -> str:
+    names = [m["name"] for m in results["models"] if m["state_grows"]]
+    if not names:
+        return ""
+    return (
+        f" Except {', '.join(names)}: its state grows with the text, so it reads as many windows "
+        "one by one in a random order, from an empty state each, and is not measured carried; its "
+        f"state is given after {results['training']['seq_len']} bytes. All get one learning rate, "
+        "tuned for none of them here."
     )
 
 
@@ -165,10 +178,12 @@ def _model_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
         (
             m["name"],
             f"{m['parameters']:,}",
-            f"{m['state_bytes']:,} B",
-            f"{m['train_tokens']:,}",
+            f"{m['state_bytes']:,}",
+            f"{m['train_tokens'] / 1e6:.2f} M",
             f"{m['held_out']['windows']['bits_per_byte']:.3f}",
-            f"{m['held_out']['carried']['bits_per_byte']:.3f}",
+            f"{m['held_out']['carried']['bits_per_byte']:.3f}"
+            if "carried" in m["held_out"]
+            else "–",
             f"{m['train_tokens_per_s']:,.0f}",
         )
         for m in results["models"]

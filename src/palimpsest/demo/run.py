@@ -1,9 +1,9 @@
-"""The demo from beginning to end: text, two models, their measures, samples, a report.
+"""The demo from beginning to end: text, three models, their measures, samples, a report.
 
 FOLDER/
     demo.json            marks the folder as the demo's own: only such a one is replaced
     text/                training.txt, held-out.txt
-    gpnm-1m/, gpn-1m/    the runs (see training/run_folder.py)
+    gpnm-1m/, …          the runs (see training/run_folder.py)
     results.json         everything measured, and where it comes from
     results.md           the same to read
     loss.png             where matplotlib is installed
@@ -43,7 +43,7 @@ from palimpsest.errors import InputError, PalimpsestError
 from palimpsest.evaluation import EvaluationResult, Protocol, evaluate_text
 from palimpsest.files import read_json, write_json, write_text
 from palimpsest.generation import SamplingConfig, Session
-from palimpsest.models import LanguageModel
+from palimpsest.models import LanguageModel, build
 from palimpsest.text import ByteTokenizer
 from palimpsest.training import Recipe, RunResult, load_recipe, train
 from palimpsest.training.provenance import versions
@@ -52,8 +52,10 @@ __all__ = ["DemoSettings", "run_demo"]
 
 MARKER = "demo.json"
 FORMAT = "palimpsest-demo"
-RESULTS_VERSION = 1
-MODELS = ("gpnm-1m", "gpn-1m")  # equal in parameters, with and without memory
+RESULTS_VERSION = 2
+# equal in parameters: with and without memory, and what they are an alternative to
+MODELS = ("gpnm-1m", "gpn-1m", "transformerpp-1m")
+RECIPE = "gpnm-1m"  # the built-in recipe whose rate and schedule all of them get
 OURS = (MARKER, "text", *MODELS, "results.json", "results.md", "loss.png")
 
 PROMPT = "If the object is "
@@ -75,11 +77,11 @@ class Size:
 
 FULL = Size(
     held_out=HELD_OUT,
-    steps=700,
+    steps=500,
     batch_size=16,
     seq_len=128,
     eval_every=100,
-    warmup_steps=70,
+    warmup_steps=50,
     sample_tokens=400,
 )
 QUICK = Size(
@@ -101,7 +103,7 @@ class DemoSettings:
     Attributes:
         out: the demo's folder; an older demo there is replaced, anything else is refused.
         quick: a few steps only, to see that everything works.
-        seed: of both models, the order of the data and the samples.
+        seed: of the models, the order of the data and the samples.
         precision: "auto" takes bf16 where the CPU has instructions for it, else fp32.
     """
 
@@ -194,14 +196,21 @@ def write_results(results: dict[str, Any], folder: Path, console: Console) -> Pa
 
 
 def demo_recipe(name: str, text: DemoText, size: Size, seed: int, precision: str) -> Recipe:
-    """The recipe of one model: the built-in one of its name, with the demo's text and length."""
+    """The recipe of one model: the built-in one, with the demo's text and length.
+
+    A state of one size is carried from step to step, as it is in use. One that grows with the
+    text would grow with every step, so such a model reads the same windows each by itself.
+    """
+    with torch.device("meta"):
+        stream = not state_grows(build(name))
     return load_recipe(
-        name,
+        RECIPE,
         {
+            "model.name": name,
             "data.train": [str(text.training.path)],
             "data.validation": [str(text.held_out.path)],
             "data.seq_len": size.seq_len,
-            "data.order": "stream",  # the state carried from step to step, as it is in use
+            "data.order": "stream" if stream else "epoch",
             "optimizer.warmup_steps": size.warmup_steps,
             "train.steps": size.steps,
             "train.batch_size": size.batch_size,
@@ -218,11 +227,11 @@ def demo_recipe(name: str, text: DemoText, size: Size, seed: int, precision: str
 
 def measure(name: str, run: RunResult, text: DemoText, size: Size, seed: int) -> dict[str, Any]:
     """Everything about one trained model, as it goes into the results."""
+    protocols = [Protocol(kind="windows", seq_len=size.seq_len)]
+    if not state_grows(run.model):
+        protocols.append(Protocol(kind="carried", seq_len=CARRIED_STRIDE))
     found = {}
-    for protocol in (
-        Protocol(kind="windows", seq_len=size.seq_len),
-        Protocol(kind="carried", seq_len=CARRIED_STRIDE),
-    ):
+    for protocol in protocols:
         result = evaluate_text(
             run.model,
             ByteTokenizer(),
@@ -238,13 +247,19 @@ def measure(name: str, run: RunResult, text: DemoText, size: Size, seed: int) ->
         "name": name,
         "architecture": run.model.registry_name,
         "parameters": run.model.num_parameters(),
-        "state_bytes": run.model.state_bytes(1),
+        "state_bytes": run.model.state_bytes(1, size.seq_len),
+        "state_grows": state_grows(run.model),
         "train_tokens": run.step * size.batch_size * size.seq_len,
         "train_tokens_per_s": round(statistics.median(rates), 1),
         "train_seconds": run.metrics[-1]["elapsed"],
         "held_out": found,
         "sample": write_sample(run.model, size.sample_tokens, seed),
     }
+
+
+def state_grows(model: LanguageModel) -> bool:
+    """Whether the state is larger after more tokens, as a cache of keys and values is."""
+    return model.state_bytes(1, 2) > model.state_bytes(1, 1)
 
 
 def write_sample(model: LanguageModel, tokens: int, seed: int) -> dict[str, Any]:

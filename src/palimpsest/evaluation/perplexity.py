@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.errors import InputError
-from palimpsest.evaluation.inference import Precision, check_precision, dtype_label, inference
+from palimpsest.evaluation.inference import Precision, check_precision, inference
 from palimpsest.evaluation.progress import track
 from palimpsest.evaluation.protocol import (
     IGNORED,
@@ -26,7 +26,8 @@ from palimpsest.evaluation.protocol import (
     document_windows,
     first_counted,
 )
-from palimpsest.evaluation.result import EvaluationResult, software_versions, working_commit
+from palimpsest.evaluation.record import provenance
+from palimpsest.evaluation.result import EvaluationResult
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.state import State
 from palimpsest.text import Corpus, Document, Tokenizer, read_documents
@@ -150,9 +151,8 @@ def evaluate_documents(
             "hold NaN or infinite values, so its training has diverged"
         )
     return EvaluationResult(
-        model=model.registry_name,
+        **provenance(model, precision),
         source=source,
-        parameters=model.num_parameters(),
         state_bytes=model.state_bytes(1, stretch),
         data=data,
         data_sha256=corpus.text_sha256,
@@ -165,12 +165,7 @@ def evaluate_documents(
         bytes=num_bytes,
         loss=total / tokens,
         seed=seed,
-        dtype=dtype_label(model, precision),
         batch_size=batch_size,
-        device=str(model.device),
-        threads=torch.get_num_threads(),
-        commit=working_commit(),
-        versions=software_versions(),
         wall_seconds=wall_seconds,
     )
 

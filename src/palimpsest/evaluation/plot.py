@@ -1,0 +1,83 @@
+"""Loss by position as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from palimpsest.errors import InputError, PalimpsestError
+from palimpsest.evaluation.by_position import PositionsResult
+from palimpsest.files import atomic_path
+
+__all__ = ["plot_positions"]
+
+# Okabe and Ito: to be told apart with any colour vision
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def plot_positions(results: Sequence[PositionsResult], path: str | Path) -> Path:
+    """Plot the loss over the position in the window, one curve for each result.
+
+    Each bucket is drawn at the middle of its positions, with its 95 % interval.
+
+    Args:
+        results: with one tokenizer and one text, or their losses mean different things.
+        path: the PNG to write.
+
+    Returns:
+        The file written.
+
+    Raises:
+        InputError: no results, or results of different tokenizers or texts.
+        PalimpsestError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import StrMethodFormatter
+    except ImportError:
+        raise PalimpsestError(
+            "a plot needs matplotlib: pip install 'palimpsest-lm[plot]'"
+        ) from None
+
+    if not results:
+        raise InputError("results=[]: name at least one")
+    for name in ("tokenizer_fingerprint", "data_sha256"):
+        if len({getattr(r, name) for r in results}) > 1:
+            raise InputError(f"results of different {name}: their losses do not compare")
+    figure = Figure(figsize=(8.0, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    panel = figure.subplots()
+    for index, result in enumerate(results):
+        buckets = result.buckets
+        middles = [(b.first * b.last) ** 0.5 for b in buckets]
+        losses = [b.loss.value for b in buckets]
+        panel.errorbar(
+            middles,
+            losses,
+            yerr=[
+                [b.loss.value - b.loss.low for b in buckets],
+                [b.loss.high - b.loss.value for b in buckets],
+            ],
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKERS[index % len(MARKERS)],
+            capsize=3,
+            label=f"{result.source or result.model}, {result.parameters:,} parameters",
+        )
+    if results[0].settings.get("spacing") == "log":
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    panel.set_xlabel("position in the window (tokens)")
+    panel.set_ylabel("loss (nats per token)")
+    panel.set_title(
+        f"{results[0].windows:,} windows of {results[0].settings['seq_len']} tokens of "
+        f"{Path(results[0].data).name}; bars: 95 % over windows",
+        fontsize=10,
+    )
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=8)
+    target = Path(path)
+    with atomic_path(target) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
+    return target

@@ -1,0 +1,255 @@
+"""What every result says about itself, whatever it measured: model, data, protocol, provenance.
+
+A result is one JSON file: the name and version of its schema, the fields of :class:`Result`, and
+the metrics of its kind. Each kind has a schema of its own, so that a file of one kind is never read
+as another.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from palimpsest._version import __version__
+from palimpsest.errors import InputError
+from palimpsest.evaluation.inference import Precision, dtype_label
+from palimpsest.files import read_json, write_json
+from palimpsest.models.language_model import LanguageModel
+
+__all__ = [
+    "Result",
+    "TextResult",
+    "load_result",
+    "provenance",
+    "result_kinds",
+    "software_versions",
+    "working_commit",
+]
+
+R = TypeVar("R", bound="Result")
+_kinds: dict[str, type[Result]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The fields that every kind of result has.
+
+    Class attributes:
+        SCHEMA: the name of the kind in files.
+        SCHEMA_VERSION: raised when the meaning of a field changes.
+        KIND: the kind in words.
+
+    Attributes:
+        model: the architecture's registered name.
+        source: the folder the model was read from, or what the caller calls it; None if unsaid.
+        parameters: number of parameters, tied ones counted once.
+        state_bytes: bytes of one row's state after the longest stretch read.
+        data: the file or folder that was read, or what was drawn.
+        data_sha256: the hash of that data; each kind says over what.
+        protocol: one line that says what was read and what was counted.
+        settings: the same as fields.
+        seed: the model's training seed where the caller knows it. A seed of the measurement is in
+            ``settings``.
+        dtype: the precision of the numbers.
+        batch_size: rows of a forward.
+        device: where it ran.
+        threads: CPU threads of torch.
+        commit: git commit of the working directory, "+changes" where it has uncommitted ones;
+            None outside a checkout.
+        versions: palimpsest, torch and python.
+        wall_seconds: time of the measurement itself.
+    """
+
+    SCHEMA: ClassVar[str] = ""
+    SCHEMA_VERSION: ClassVar[int] = 1
+    KIND: ClassVar[str] = ""
+
+    model: str
+    source: str | None
+    parameters: int
+    state_bytes: int
+    data: str
+    data_sha256: str
+    protocol: str
+    settings: dict[str, Any]
+    seed: int | None
+    dtype: str
+    batch_size: int
+    device: str
+    threads: int
+    commit: str | None
+    versions: dict[str, str]
+    wall_seconds: float
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "SCHEMA" in cls.__dict__:
+            _kinds[cls.SCHEMA] = cls
+
+    def derived(self) -> dict[str, Any]:
+        """Figures that follow from the fields, written for readers of the JSON alone."""
+        return {}
+
+    def rows(self) -> dict[str, str]:
+        """The lines of :meth:`table` that belong to this kind."""
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The schema's name and version, all fields, the derived figures; infinities as None."""
+        about = {"schema": self.SCHEMA, "schema_version": self.SCHEMA_VERSION}
+        return {**about, **asdict(self), **_finite(self.derived())}
+
+    def save(self, path: str | Path) -> Path:
+        """Write JSON; a file of that name is replaced only when the new one is complete."""
+        path = Path(path)
+        write_json(path, self.to_dict())
+        return path
+
+    @classmethod
+    def load(cls: type[R], path: str | Path) -> R:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            InputError: no such file, not a result, of another kind, or of another schema version
+                (all are named).
+        """
+        data = read_json(Path(path), InputError)
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema != cls.SCHEMA:
+            other = _kinds.get(schema) if isinstance(schema, str) else None
+            hint = "" if other is None else f"; its schema {schema} is that of {other.KIND}"
+            raise InputError(
+                f"{path}: is not an evaluation result of palimpsest ({cls.KIND}){hint}"
+            )
+        return cls._from_dict(data, path)
+
+    @classmethod
+    def _from_dict(cls: type[R], data: dict[str, Any], path: str | Path) -> R:
+        if data.get("schema_version") != cls.SCHEMA_VERSION:
+            raise InputError(
+                f"{path}: schema {cls.SCHEMA} version {data.get('schema_version')!r}, this "
+                f"palimpsest reads version {cls.SCHEMA_VERSION}; evaluate again"
+            )
+        known = {f.name for f in fields(cls)}
+        missing = sorted(known - data.keys())
+        if missing:
+            raise InputError(f"{path}: missing fields {missing}; evaluate again")
+        result = cls(**{name: data[name] for name in known})
+        unknown = sorted(data.keys() - known - {"schema", "schema_version", *result.derived()})
+        if unknown:
+            raise InputError(f"{path}: unknown fields {unknown}; another version wrote it")
+        return result
+
+    def table(self) -> Table:
+        """Everything, one field a line."""
+        table = Table(
+            show_header=False, title=escape(self.source or self.model), title_justify="left"
+        )
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        rows = {
+            "model": f"{self.model}, {self.parameters:,} parameters, "
+            f"state {self.state_bytes:,} bytes",
+            "data": f"{self.data} (sha256 {self.data_sha256[:16]}…)",
+            "protocol": self.protocol,
+            **self.rows(),
+            "numbers": f"{self.dtype}, batch {self.batch_size}, {self.device}, "
+            f"{self.threads} threads",
+            "seed": "not known" if self.seed is None else str(self.seed),
+            "software": ", ".join(f"{k} {v}" for k, v in self.versions.items())
+            + (f", commit {self.commit}" if self.commit else ""),
+        }
+        rows.setdefault("time", f"{self.wall_seconds:.1f} s")
+        for name, value in rows.items():
+            table.add_row(name, escape(value))
+        return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextResult(Result):
+    """A result on text.
+
+    Attributes:
+        tokenizer: its name.
+        tokenizer_fingerprint: sha256 over its definition.
+    """
+
+    tokenizer: str
+    tokenizer_fingerprint: str
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def result_kinds() -> dict[str, type[Result]]:
+    """The class of each schema."""
+    return dict(sorted(_kinds.items()))
+
+
+def load_result(path: str | Path) -> Result:
+    """Read a result of any kind.
+
+    Raises:
+        InputError: no such file, a schema that is not known (those that are get listed), or
+            another version of one.
+    """
+    data = read_json(Path(path), InputError)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, str) or schema not in _kinds:
+        raise InputError(
+            f"{path}: schema {schema!r} is no result of palimpsest; known: {', '.join(_kinds)}"
+        )
+    return _kinds[schema]._from_dict(data, path)
+
+
+def provenance(model: LanguageModel, precision: Precision) -> dict[str, Any]:
+    """The fields of a :class:`Result` that follow from the model and the machine alone."""
+    return {
+        "model": model.registry_name,
+        "parameters": model.num_parameters(),
+        "dtype": dtype_label(model, precision),
+        "device": str(model.device),
+        "threads": torch.get_num_threads(),
+        "commit": working_commit(),
+        "versions": software_versions(),
+    }
+
+
+def software_versions() -> dict[str, str]:
+    """Versions of palimpsest, torch and python."""
+    return {
+        "palimpsest": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def working_commit() -> str | None:
+    """The git commit of the working directory, or None outside a checkout or without git."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", *arguments], capture_output=True, text=True, timeout=10, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if not commit:
+        return None
+    changes = git("status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if changes else commit

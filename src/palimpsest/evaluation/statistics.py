@@ -1,0 +1,88 @@
+"""Standard errors and 95 % intervals of means, shares and ratios."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Estimate", "exponential", "mean", "ratio", "share"]
+
+Z95 = 1.959963984540054  # the normal quantile of 97.5 %
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with what chance may have done to it.
+
+    Attributes:
+        value: the figure.
+        stderr: its standard error over the examples; None where one example cannot tell.
+        low: lower end of the 95 % interval.
+        high: upper end.
+    """
+
+    value: float
+    stderr: float | None
+    low: float
+    high: float
+
+    @classmethod
+    def read(cls, found: Any) -> Estimate:
+        """From an estimate or from what JSON keeps of one."""
+        return found if isinstance(found, cls) else cls(**found)
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} (95 %: {self.low:.4f} … {self.high:.4f})"
+
+
+def mean(values: NDArray[np.float64]) -> Estimate:
+    """The mean, with a normal interval."""
+    return _normal(float(values.mean()), _stderr(values))
+
+
+def ratio(numerators: NDArray[Any], denominators: NDArray[Any]) -> Estimate:
+    """sum(numerators) / sum(denominators) of pairs drawn together, by linearisation.
+
+    For a mean over tokens that come in words: the words are drawn, their tokens are not
+    independent.
+    """
+    tops, bottoms = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)
+    value = float(tops.sum() / bottoms.sum())
+    return _normal(value, _stderr((tops - value * bottoms) / bottoms.mean()))
+
+
+def share(right: int, asked: int) -> Estimate:
+    """right / asked, with the Wilson interval, which holds near 0 and 1 too."""
+    p = right / asked
+    spread = Z95 * math.sqrt(p * (1 - p) / asked + Z95**2 / (4 * asked**2)) / (1 + Z95**2 / asked)
+    centre = (p + Z95**2 / (2 * asked)) / (1 + Z95**2 / asked)
+    stderr = math.sqrt(p * (1 - p) / (asked - 1)) if asked > 1 else None
+    low = 0.0 if right == 0 else max(centre - spread, 0.0)
+    high = 1.0 if right == asked else min(centre + spread, 1.0)
+    return Estimate(p, stderr, low, high)
+
+
+def exponential(nats: Estimate) -> Estimate:
+    """exp of an estimate: the interval's ends are mapped, the standard error to first order."""
+    value = _exp(nats.value)
+    stderr = None if nats.stderr is None else value * nats.stderr
+    return Estimate(value, stderr, _exp(nats.low), _exp(nats.high))
+
+
+def _stderr(values: NDArray[np.float64]) -> float | None:
+    if len(values) < 2:
+        return None
+    return float(values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def _normal(value: float, stderr: float | None) -> Estimate:
+    reach = Z95 * (stderr or 0.0)
+    return Estimate(value, stderr, value - reach, value + reach)
+
+
+def _exp(nats: float) -> float:
+    return math.exp(nats) if nats < 709 else math.inf
