@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from palimpsest.generation import SamplingConfig, Session, generate
     from palimpsest.models import LanguageModel, ModelOutput, build, list_models, list_presets
     from palimpsest.models import load_model as load
+    from palimpsest.models.matching import match
     from palimpsest.ops import backend_calls, force_backend
     from palimpsest.state import State
     from palimpsest.training import load_recipe, resume, train
@@ -49,6 +50,7 @@ __all__ = [
     "list_presets",
     "load",
     "load_recipe",
+    "match",
     "resume",
     "train",
 ]
@@ -72,7 +74,11 @@ _LENT = {
 }
 _HOME = {name: (module, name) for module, names in _LENT.items() for name in names}
 _HOME["load"] = ("models", "load_model")
-_SUBMODULES = {*_LENT, "interop", "layers", "tasks", "text"}  # palimpsest.text without its import
+_HOME["match"] = ("models.matching", "match")
+# palimpsest.text without its import
+_SUBMODULES = {
+    *_LENT, "analysis", "compare", "interop", "layers", "reproduce", "tasks", "text",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

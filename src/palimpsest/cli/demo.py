@@ -13,8 +13,9 @@ __all__ = ["DemoArgs", "run"]
 
 @dataclass(frozen=True)
 class DemoArgs:
-    """Train GPN+M and GPN of equal size on the text of Python's help(), measure both beside gzip,
-    bzip2 and xz, and let both write. Some minutes on two CPU cores; nothing is downloaded.
+    """Train GPN+M, GPN and a Transformer++ of equal size on the text of Python's help(), measure
+    them beside gzip, bzip2 and xz, and let each write. Some minutes on two CPU cores; nothing is
+    downloaded.
 
     Example:
 

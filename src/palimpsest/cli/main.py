@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from palimpsest._version import __version__
-from palimpsest.errors import PalimpsestError
+from palimpsest.errors import InputError, PalimpsestError
 from palimpsest.heap import keep_freed_memory
 
 __all__ = ["main"]
@@ -26,14 +26,30 @@ DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 # command: (the class of its arguments, what it does)
 COMMANDS = {
-    "demo": ("DemoArgs", "two models trained, measured and sampled, on text that is already here"),
+    "demo": (
+        "DemoArgs",
+        "three models trained, measured and sampled, on text that is already here",
+    ),
     "train": ("TrainArgs", "train a model on text, or go on with a run"),
-    "eval": ("EvalArgs", "perplexity and bits per byte of a text"),
+    "eval": ("EvalArgs", "perplexity of a text; LAMBADA, recall, loss by position, throughput"),
     "generate": ("GenerateArgs", "write on from a prompt, or from a session put away"),
     "info": ("InfoArgs", "models, presets, backends and versions; or one model or run in full"),
     "bench": ("BenchArgs", "training and forward speed of each backend on this machine"),
+    "match": ("MatchArgs", "sizes at which architectures have equally many parameters"),
+    "compare": ("CompareArgs", "architectures at equal parameters, equal tokens and equal tuning"),
+    "reproduce": (
+        "ReproduceArgs",
+        "a table of the papers measured again, beside what was published",
+    ),
 }
 MODULES = {"eval": "evaluate"}
+# the second word behind "eval": (the class of its arguments, its module)
+EVALUATIONS = {
+    "lambada": ("LambadaArgs", "eval_lambada"),
+    "recall": ("RecallArgs", "eval_recall"),
+    "positions": ("PositionsArgs", "eval_positions"),
+    "throughput": ("ThroughputArgs", "eval_throughput"),
+}
 
 HELP = f"""\
 usage: palimpsest [-h] [--version] COMMAND …
@@ -47,9 +63,12 @@ examples:
   palimpsest demo --out demo-run
   palimpsest train gpnm-1m --data book.txt --out runs/book
   palimpsest eval runs/book --text other.txt --protocol carried
+  palimpsest eval runs/book lambada --data lambada_test.jsonl
   palimpsest generate runs/book --prompt "Once upon a time"
   palimpsest info runs/book
   palimpsest bench gpnm-1m --batch 16 --length 128
+  palimpsest compare gpnm transformerpp --train train.txt --valid valid.txt --sizes 0.3M
+  palimpsest reproduce generic --train wiki.train.raw --valid wiki.valid.raw
 
 palimpsest COMMAND --help says more about one command.
 """
@@ -110,8 +129,20 @@ def _run(name: str, words: list[str]) -> int:
     import tyro
 
     keep_freed_memory()
-    module = importlib.import_module(f"palimpsest.cli.{MODULES.get(name, name)}")
-    arguments = getattr(module, COMMANDS[name][0])
+    class_name, module_name = COMMANDS[name][0], MODULES.get(name, name)
+    if name == "eval" and len(words) > 1 and not any(w.startswith("-") for w in words[:2]):
+        if words[1] not in EVALUATIONS:
+            near = difflib.get_close_matches(words[1], EVALUATIONS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise InputError(
+                f"no evaluation {words[1]!r}; {hint}evaluations: {', '.join(EVALUATIONS)}, or "
+                "none of them, with --text, for perplexity"
+            )
+        class_name, module_name = EVALUATIONS[words.pop(1)]
+        if {"-h", "--help"} & set(words):
+            words = ["--help"]  # without MODEL, or tyro leaves it out of the usage
+    module = importlib.import_module(f"palimpsest.cli.{module_name}")
+    arguments = getattr(module, class_name)
     # the docstring as it stands: by itself tyro leaves the examples out
     about = inspect.getdoc(arguments)
     args = tyro.cli(arguments, args=words, prog=f"palimpsest {name}", description=about)

@@ -1,0 +1,92 @@
+"""The files of an experiment: that they are there, what they are, and whether they are the paper's.
+
+The hash of a file is its sha256, that of a folder the sha256 over the names and hashes in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from palimpsest.errors import InputError
+from palimpsest.reproduce.table import DataSource
+
+__all__ = ["describe_files", "hash_path", "require_files"]
+
+CHUNK = 1 << 20
+
+
+def require_files(
+    given: Mapping[str, Path | None], needed: Mapping[str, DataSource], names: tuple[str, ...]
+) -> dict[str, Path]:
+    """The files that an experiment reads.
+
+    Args:
+        given: path by flag; None where the user gave none.
+        needed: what each is and where it comes from.
+        names: the flags that must be given.
+
+    Returns:
+        The given paths, all of which exist.
+
+    Raises:
+        InputError: one is missing; the message says where to get it and what to expect.
+    """
+    for name in names:
+        source = needed.get(name)
+        remedy = "" if source is None else f"; {source.remedy()}"
+        path = given.get(name)
+        if path is None:
+            raise InputError(f"--{name} is not given{remedy}")
+        if not path.exists():
+            raise InputError(f"--{name} {path}: no such file{remedy}")
+    for name, path in given.items():
+        if path is not None and not path.exists():
+            raise InputError(
+                f"--{name} {path}: no such file; name one that exists, or leave it out"
+            )
+    return {name: path for name, path in given.items() if path is not None}
+
+
+def describe_files(
+    paths: Mapping[str, Path], needed: Mapping[str, DataSource]
+) -> dict[str, dict[str, Any]]:
+    """Name, size and hash of each file, and whether it is the one that the paper used.
+
+    Returns:
+        By flag: "file", "bytes", "sha256", "expected" (True, False, or None where it is not known)
+        and "what".
+    """
+    described: dict[str, dict[str, Any]] = {}
+    for name, path in paths.items():
+        digest, size = hash_path(path)
+        source = needed.get(name)
+        described[name] = {
+            "file": path.name or str(path),
+            "bytes": size,
+            "sha256": digest,
+            "expected": None if source is None else source.matches(size, digest),
+            "what": "" if source is None else source.what,
+        }
+    return described
+
+
+def hash_path(path: Path) -> tuple[str, int]:
+    """The sha256 and the bytes of a file or of all files in a folder."""
+    if path.is_file():
+        return _hash_file(path), path.stat().st_size
+    digest, total = hashlib.sha256(), 0
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        digest.update(f"{file.relative_to(path).as_posix()} {_hash_file(file)}\n".encode())
+        total += file.stat().st_size
+    return digest.hexdigest(), total
+
+
+def _hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
