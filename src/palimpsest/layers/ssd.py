@@ -129,9 +129,7 @@ class SSD(nn.Module):
         values_BTHP = values_BTI.unflatten(-1, (heads, self.head_dim))
         wide = memory_BHNP.dtype
         step_BTH = F.softplus(step_BTH.to(wide) + self.dt_bias.to(wide))
-        keys_BTGN, queries_BTGN = (
-            x.unflatten(-1, (self.n_groups, -1)) for x in (keys, queries)
-        )
+        keys_BTGN, queries_BTGN = (x.unflatten(-1, (self.n_groups, -1)) for x in (keys, queries))
         written_BTHP = values_BTHP * step_BTH.unsqueeze(-1)
         log_decay_BTH = -self.A_log.to(wide).exp() * step_BTH
         if listening():

@@ -229,7 +229,8 @@ class LoopView:
 
     def _heads(self, x_TBX: Tensor) -> Tensor:
         """A new (B,T,H,…)."""
-        return self._first(x_TBX).unflatten(-1, (self.w.layout.H, -1))
+        heads: Tensor = self._first(x_TBX).unflatten(-1, (self.w.layout.H, -1))
+        return heads
 
     def _unit(self, x_TBP: Tensor, bias_P: Tensor) -> Tensor:
         return l2_normalise(self._heads(functional.relu(x_TBP + bias_P)))

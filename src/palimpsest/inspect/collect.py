@@ -1,0 +1,336 @@
+"""Runs a model over a text and gathers what a page shows of it.
+
+Legend: N tokens of the text, T positions of a call, V vocabulary, P predictions kept, H heads,
+K retrieved positions kept, F entries of a state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from palimpsest.analysis import Tape, record, taps
+from palimpsest.errors import InputError
+from palimpsest.evaluation.inference import inference
+from palimpsest.inspect.reading import Stretch, check_window, cut_feed, describe_reading
+from palimpsest.inspect.tokens import Cells, cut_cells, token_label
+from palimpsest.inspect.trajectory import Trajectory
+from palimpsest.inspect.views import Views, find_views, layer_of
+from palimpsest.models.language_model import LanguageModel, Predict
+from palimpsest.text import Tokenizer
+
+__all__ = ["Heads", "Inspection", "Retrieved", "Series", "collect"]
+
+PREDICTIONS = 5  # kept at each token
+PLACES = 8  # retrieved positions kept at each token
+
+
+@dataclass(frozen=True)
+class Series:
+    """One number at each token: the mean of a gate over its entries."""
+
+    name: str
+    doc: str
+    values_N: NDArray[np.float16]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """One number of each head at each token.
+
+    Attributes:
+        title: such as "write β".
+        layer: its number, or "" where the model has one memory.
+        kind: "write" or "retention"; retention is kept as its logarithm.
+        values_NH: the numbers.
+        half_lives_H: for retention, ln 2 / mean(-log retention): after so many tokens half is left,
+            at the pace of the whole text. Infinite where nothing is lost.
+    """
+
+    title: str
+    layer: str
+    kind: str
+    values_NH: NDArray[np.float16]
+    half_lives_H: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """Positions looked up: the token's number (-1 where there is none to show) and its weight."""
+
+    layer: str
+    positions_NK: NDArray[np.int32]
+    weights_NK: NDArray[np.float16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What was found in one model on one text.
+
+    Attributes:
+        label: what the page calls the model.
+        facts: name and value, to be listed.
+        ids_N: the tokens.
+        cells: the text as it is shown.
+        document_starts: tokens at which a document starts.
+        surprise_N: bits, NaN for a token that nothing predicted.
+        entropy_N: of the prediction, in bits.
+        rank_N: 1 where the token was the likeliest one; 0 where nothing predicted it.
+        top_ids_NP, top_probabilities_NP: the likeliest tokens at its place, before it was seen.
+        labels: a short name of each id that occurs.
+        trajectory: the tap that ``points_N2`` projects.
+        points_N2: the state after the token, in its two directions of greatest variance.
+        shares: the share of the variance that each of them has.
+        missing: a sentence for each panel that this model cannot fill.
+    """
+
+    label: str
+    facts: dict[str, str]
+    ids_N: NDArray[np.int32]
+    cells: Cells
+    document_starts: tuple[int, ...]
+    surprise_N: NDArray[np.float32]
+    entropy_N: NDArray[np.float32]
+    rank_N: NDArray[np.int32]
+    top_ids_NP: NDArray[np.int32]
+    top_probabilities_NP: NDArray[np.float32]
+    labels: dict[int, str]
+    trajectory: str
+    points_N2: NDArray[np.float32]
+    shares: tuple[float, float]
+    gates: tuple[Series, ...] = ()
+    heads: tuple[Heads, ...] = ()
+    retrieved: tuple[Retrieved, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids_N)
+
+    @property
+    def mean_surprise(self) -> float:
+        """Bits per predicted token; NaN where none was predicted."""
+        counted = self.surprise_N[np.isfinite(self.surprise_N)]
+        return float(counted.mean(dtype=np.float64)) if len(counted) else math.nan
+
+
+@dataclass
+class _Gathered:
+    """Lists of pieces by name, put together at the end."""
+
+    pieces: dict[str, list[NDArray[np.generic]]] = field(default_factory=dict)
+    log_retention: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, name: str, piece: Tensor, dtype: torch.dtype) -> None:
+        self.pieces.setdefault(name, []).append(piece.to(dtype).cpu().numpy())
+
+    def whole(self, name: str) -> NDArray[np.generic]:
+        return np.concatenate(self.pieces[name])
+
+
+def collect(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    documents: Sequence[Sequence[int] | NDArray[np.int32]],
+    *,
+    label: str = "model",
+    facts: dict[str, str] | None = None,
+    window: int | None = None,
+    predict: Predict = "next",
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> Inspection:
+    """Read documents and gather what can be seen.
+
+    Args:
+        model: any language model.
+        tokenizer: the one it was trained with.
+        documents: the ids of each, without begin and end tokens; no state passes between them.
+        label: what the page calls the model.
+        facts: more to list about it.
+        window: read in windows of so many tokens; None carries the state, or takes the longest
+            window of a model that has a bound.
+        predict: "current" where the model was trained to predict a first token from its empty
+            state.
+        advance: told how many tokens were read.
+
+    Returns:
+        An :class:`Inspection`.
+
+    Raises:
+        InputError: no tokens, a window that the model cannot hold, a model whose predictions are
+            not finite.
+    """
+    kept = [np.asarray(document, dtype=np.int32) for document in documents if len(document)]
+    if not kept:
+        raise InputError("the text has no tokens; name a text that has some")
+    window = check_window(model, window)
+    views, found = find_views(taps(model)), _Gathered()
+    begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    starts = np.cumsum([0, *map(len, kept[:-1])]).tolist()
+    with Trajectory() as trajectory:
+        for first, ids in zip(starts, kept, strict=True):
+            feed_T = torch.tensor([[*begin, *ids.tolist()]], device=model.device)
+            reader = _Reader(model, views, found, trajectory, first, len(begin))
+            reader.read(feed_T, window, predict, advance)
+        points_N2, shares = trajectory.project()
+    surprise = found.whole("surprise").astype(np.float32)
+    if np.isinf(surprise).any():
+        raise InputError(
+            f"the predictions of {label} are not finite: its parameters hold NaN or infinite "
+            "values, so its training has diverged"
+        )
+    ids_N = np.concatenate(kept)
+    top_ids_NP = found.whole("top_ids").astype(np.int32)
+    known = np.unique(np.concatenate([ids_N, top_ids_NP.ravel()]))
+    about = taps(model)
+    return Inspection(
+        label=label,
+        facts={
+            "model": model.registry_name,
+            "parameters": f"{model.num_parameters():,}",
+            **(facts or {}),
+            "reading": describe_reading(window, bool(begin)),
+        },
+        ids_N=ids_N,
+        cells=cut_cells(tokenizer, ids_N, starts),
+        document_starts=tuple(starts),
+        surprise_N=surprise,
+        entropy_N=found.whole("entropy").astype(np.float32),
+        rank_N=found.whole("rank").astype(np.int32),
+        top_ids_NP=top_ids_NP,
+        top_probabilities_NP=found.whole("top_probabilities").astype(np.float32),
+        labels={int(i): token_label(tokenizer, int(i)) for i in known},
+        trajectory=views.trajectory,
+        points_N2=points_N2,
+        shares=shares,
+        gates=tuple(
+            Series(name, about[name].doc, found.whole(name).astype(np.float16))
+            for name in views.gates
+        ),
+        heads=tuple(_heads(name, views, found) for name, _ in views.heads),
+        retrieved=tuple(
+            Retrieved(
+                layer_of(place),
+                found.whole(f"{place}positions").astype(np.int32),
+                found.whole(f"{place}weights").astype(np.float16),
+            )
+            for place in views.retrieval
+        ),
+        missing=views.missing,
+    )
+
+
+def _heads(name: str, views: Views, found: _Gathered) -> Heads:
+    view = dict(views.heads)[name]
+    values_NH = found.whole(name).astype(np.float16)
+    half_lives = np.full(values_NH.shape[1], np.nan)
+    if view.kind == "retention":
+        pace_H = -found.log_retention[name].cpu().numpy() / len(values_NH)
+        with np.errstate(divide="ignore"):
+            half_lives = np.where(pace_H > 0, math.log(2) / pace_H, np.inf)
+    return Heads(view.title, layer_of(name), view.kind, values_NH, half_lives)
+
+
+class _Reader:
+    """Reads one document.
+
+    Args:
+        first: the number of its first token among all tokens.
+        begins: how many begin tokens are read before it.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        views: Views,
+        found: _Gathered,
+        trajectory: Trajectory,
+        first: int,
+        begins: int,
+    ) -> None:
+        self.model, self.views, self.found, self.trajectory = model, views, found, trajectory
+        self.first, self.begins = first, begins
+
+    def read(
+        self, feed_1T: Tensor, window: int | None, predict: Predict, advance: Callable[[int], None]
+    ) -> None:
+        length, state = feed_1T.shape[1], None
+        if not self.begins:
+            self._predict_first(feed_1T, predict)
+        for part in cut_feed(length, window, self.model.config.vocab_size):
+            with inference(self.model), record(self.model, self.views.taps) as tape:
+                output = self.model(
+                    feed_1T[:, part.start : part.stop], None if part.fresh else state
+                )
+                state = output.state
+                last = min(part.stop, length - 1)
+                if last > part.predict:
+                    logits_TV = output.logits[0, part.predict - part.start : last - part.start]
+                    self._keep_predictions(logits_TV, feed_1T[0, part.predict + 1 : last + 1])
+            self._keep_taps(tape, part)
+            advance(part.stop - part.keep)
+
+    def _predict_first(self, feed_1T: Tensor, predict: Predict) -> None:
+        if predict == "current":
+            with inference(self.model):
+                logits_1V = self.model(feed_1T[:, :1], predict="current").logits[0]
+            self._keep_predictions(logits_1V, feed_1T[0, :1])
+            return
+        for name in ("surprise", "entropy"):
+            self.found.add(name, torch.full((1,), math.nan), torch.float32)
+        width = min(PREDICTIONS, self.model.config.vocab_size)
+        self.found.add("rank", torch.zeros(1), torch.int32)
+        self.found.add("top_ids", torch.zeros(1, width), torch.int32)
+        self.found.add("top_probabilities", torch.zeros(1, width), torch.float32)
+
+    def _keep_predictions(self, logits_TV: Tensor, target_T: Tensor) -> None:
+        log_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)).log_softmax(-1)
+        own_T1 = log_TV.gather(1, target_T[:, None])
+        best = log_TV.topk(min(PREDICTIONS, log_TV.shape[1]), -1)
+        # not a number anywhere becomes infinite, which is refused at the end; NaN means "none"
+        bits_T = (own_T1[:, 0] / -math.log(2)).nan_to_num(nan=math.inf)
+        self.found.add("surprise", bits_T.clamp(min=0), torch.float32)
+        # p log p is 0 where p is 0
+        entropy_T = torch.special.entr(log_TV.exp()).sum(-1) / math.log(2)
+        self.found.add("entropy", entropy_T, torch.float32)
+        self.found.add("rank", (log_TV > own_T1).sum(-1) + 1, torch.int32)
+        self.found.add("top_ids", best.indices, torch.int32)
+        self.found.add("top_probabilities", best.values.exp(), torch.float32)
+
+    def _keep_taps(self, tape: Tape, part: Stretch) -> None:
+        # begin tokens are read and not shown
+        skip = max(part.keep, self.begins) - part.start
+
+        def shown(name: str) -> Tensor:
+            return tape[name][0, skip:]
+
+        state_NF = shown(self.views.trajectory)
+        if len(state_NF) == 0:
+            return
+        self.trajectory.add(state_NF)
+        for name in self.views.gates:
+            self.found.add(name, shown(name).flatten(1).float().mean(1), torch.float16)
+        for name, view in self.views.heads:
+            values_NH = shown(name).float()
+            if view.kind == "retention":
+                values_NH = values_NH if view.logarithm else values_NH.log()
+                total_H = values_NH.sum(0, dtype=torch.float64)
+                before = self.found.log_retention.get(name)
+                self.found.log_retention[name] = total_H if before is None else before + total_H
+                values_NH = values_NH.clamp(min=-60000.0)  # what float16 holds
+            self.found.add(name, values_NH, torch.float16)
+        here_N1 = torch.arange(len(state_NF))[:, None] + skip + part.start - self.begins
+        for place in self.views.retrieval:
+            lags_NK = shown(f"{place}retrieval.lags")[:, :PLACES].cpu()
+            position_NK = here_N1 - lags_NK
+            there = (lags_NK > 0) & (position_NK >= 0)
+            position_NK = torch.where(there, position_NK + self.first, -1)
+            self.found.add(f"{place}positions", position_NK, torch.int32)
+            weights_NK = shown(f"{place}retrieval.weights")[:, :PLACES]
+            self.found.add(f"{place}weights", weights_NK, torch.float16)

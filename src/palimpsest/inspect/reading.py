@@ -1,0 +1,81 @@
+"""How a model reads a text that is longer than one call.
+
+A model without a bound reads on and on, its state carried from piece to piece. One with a bound,
+or one that is asked to, reads windows that overlap by half, each from an empty state, and a
+position counts in the window where it has half a window or more before it.
+
+Legend: T positions of a feed, a document with its begin token where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from palimpsest.errors import InputError
+from palimpsest.models.language_model import LanguageModel
+
+__all__ = ["Stretch", "check_window", "cut_feed", "describe_reading"]
+
+PIECE = 512  # tokens of one call while the state is carried
+LOGITS = 1 << 24  # entries of the largest array of logits
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One call of the model.
+
+    Attributes:
+        start, stop: the positions of the feed that are read.
+        keep: the first of them that is recorded; all before it were recorded before.
+        fresh: whether to start from an empty state.
+        predict: the first position whose prediction (of the token after it) counts.
+    """
+
+    start: int
+    stop: int
+    keep: int
+    fresh: bool
+    predict: int
+
+
+def check_window(model: LanguageModel, window: int | None) -> int | None:
+    """The window to read in, or None to carry the state.
+
+    Raises:
+        InputError: fewer than 2 tokens, or more than the model holds.
+    """
+    bound = model.max_length
+    if window is None:
+        return bound
+    if window < 2 or (bound is not None and window > bound):
+        most = "" if bound is None else f" and at most {bound}, which is what the model holds"
+        raise InputError(f"window={window}: must be at least 2{most}")
+    return window
+
+
+def cut_feed(length: int, window: int | None, vocabulary: int) -> Iterator[Stretch]:
+    """Cut a feed of ``length`` positions into calls."""
+    if window is None:
+        piece = max(1, min(PIECE, LOGITS // vocabulary))
+        for start in range(0, length, piece):
+            yield Stretch(start, min(start + piece, length), start, start == 0, start)
+        return
+    step = max(1, window // 2)
+    yield Stretch(0, min(window, length), 0, True, 0)
+    seen = window
+    while seen < length:
+        start = seen + step - window
+        yield Stretch(start, min(start + window, length), seen, True, seen - 1)
+        seen += step
+
+
+def describe_reading(window: int | None, begin: bool) -> str:
+    """The rule in a sentence, for the page."""
+    first = " A begin token is read first and not shown." if begin else ""
+    if window is None:
+        return f"One state is carried through each document.{first}"
+    return (
+        f"Windows of {window} tokens, each from an empty state and half overlapping the one before; "
+        f"a token counts where it has most context.{first}"
+    )
