@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("text", "tasks"),
     ("training", "evaluation", "generation", "analysis"),
-    ("reproduce", "demo", "compare"),
+    ("reproduce", "demo", "compare", "inspect"),
     ("interop",),
     ("cli", "__main__"),
 )

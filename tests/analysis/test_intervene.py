@@ -49,9 +49,9 @@ def test_order_of_listeners_and_gradients(model: LanguageModel, ids: Tensor) -> 
     with (
         analysis.record(model, ["drive"]) as before,
         analysis.intervene(model, {"dri*": lambda x: 2.0 * x}),
+        analysis.record(model, ["drive"]) as after,
     ):
-        with analysis.record(model, ["drive"]) as after:
-            doubled = model(ids, targets=ids)
+        doubled = model(ids, targets=ids)
     assert torch.equal(2.0 * before["drive"], after["drive"])
     got_grads = gradients(model, doubled.loss)
     with analysis.patched(model, {"fuse.weight": 2.0 * model.fuse.weight}):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CONFIGS", "OWN_LEARNING_RATES"]
+__all__ = ["CONFIGS", "EARLIER_LOGITS_TO_ROUNDING", "OWN_LEARNING_RATES"]
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "gpn": {
@@ -218,6 +218,10 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """Architecture → label → fields. A label appears in the test's id."""
+
+EARLIER_LOGITS_TO_ROUNDING = {"gated-hybrid"}
+"""Architectures whose earlier logits a changed token may move by rounding: the product with the
+table of distinct tokens gets another shape. All others keep them bit for bit."""
 
 OWN_LEARNING_RATES: dict[str, dict[str, float]] = {"gated-hybrid": {"log_temperature": 10.0}}
 """Architecture → last part of a parameter's name → its learning rate as a multiple of the model's.

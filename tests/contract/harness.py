@@ -152,10 +152,17 @@ def settings(
 ) -> pytest.MarkDecorator:
     """Parametrise a test over every architecture × backend × the precisions given.
 
-    An architecture's further configurations run in fp64 only.
+    An architecture's further configurations run in fp64 only. Every setting is in
+    ``make test-all``; ``make test`` takes each backend of the first configuration in fp64, and of
+    the rest what users run, the automatic backend.
     """
+
+    def mark(index: int, setting: Setting) -> Any:
+        often = setting.backend == AUTOMATIC or (index == 0 and setting.precision == "fp64")
+        return pytest.param(setting, marks=() if often else pytest.mark.slow)
+
     chosen = [
-        Setting(model, label, backend, precision)
+        mark(i, Setting(model, label, backend, precision))
         for model in palimpsest.list_models()
         for i, label in enumerate(CONFIGS.get(model, {}))
         for backend in (AUTOMATIC, *backends_of(model, label))

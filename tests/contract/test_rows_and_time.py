@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from palimpsest.errors import InputError
+from tests.contract.configs import EARLIER_LOGITS_TO_ROUNDING
 from tests.contract.harness import (
     LENGTH,
     Setting,
@@ -27,11 +28,14 @@ def test_changed_token_leaves_earlier_logits(setting: Setting) -> None:
     ids = random_ids(model, 2, LENGTH)
     with setting.active(), torch.no_grad():
         want = model(ids).logits
+        rounding = 4 * torch.finfo(want.dtype).eps * float(want.abs().sum())
+        allowed = rounding if setting.model in EARLIER_LOGITS_TO_ROUNDING else 0.0
         for j in range(LENGTH):
             changed = ids.clone()
             changed[:, j] = (changed[:, j] + 1) % model.config.vocab_size
             got = model(changed).logits
-            assert torch.equal(got[:, :j], want[:, :j]), f"token {j} changed an earlier logit"
+            moved = float((got[:, :j] - want[:, :j]).abs().sum())
+            assert moved <= allowed, f"token {j} changed an earlier logit by {moved:.1e}"
             assert not torch.equal(got[:, j], want[:, j]), f"token {j} has no effect"
 
 
