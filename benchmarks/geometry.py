@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import torch
-from common import header, interleaved, median, write
 
+from common import header, interleaved, median, write
 from palimpsest.analysis.geometry import PIECE, GeometryReducer
 
 

@@ -98,7 +98,9 @@ def test_the_parts_agree(
         loss = bytes_model(blocks[:, :-1], targets=blocks[:, 1:]).loss
     assert battery.interventions.bases[0] == pytest.approx(float(loss) / 0.6931471805599453)
     names = {effect.name for effect in battery.interventions.effects}
-    assert {"faster pool cut", "slower pool frozen", "head 2 cut", "read cut"} <= names
+    assert {"FFN cut", "head 2 cut", "read cut"} <= names
+    quick, slow = (name for name, _ in battery.interventions.pools)
+    assert {f"{quick} pool cut", f"{slow} pool frozen", f"{slow} pool shuffled"} <= names
 
 
 def test_the_tables_show_the_figures(found: tuple[Battery, Path, list[str]]) -> None:
@@ -176,8 +178,12 @@ def test_mistakes_are_named(
 
 
 def test_on_the_command_line(
-    bytes_model: LanguageModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bytes_model: LanguageModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(palimpsest.analysis.battery, "_draw", lambda *given: None)  # tested above
     bytes_model.save(tmp_path / "model")
     (tmp_path / "text.txt").write_text("All work and no play makes Jack a dull boy. " * 4)
     words = ["study", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt")]

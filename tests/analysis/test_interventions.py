@@ -295,6 +295,7 @@ def test_every_architecture(name: str) -> None:
     assert ("slow pool frozen" in names) == bool(parts.held_heads)
     assert ("memories of two texts swapped" in names) == bool(parts.held_heads)
     assert ("FFN cut" in names) == (name != "mamba2")
+    assert ("retrieval cut" in names) == (name == "gated-hybrid")
     for effect in result.effects:
         assert len(effect.changes) == 2
         assert all(math.isfinite(change.value) for change in effect.changes)

@@ -19,9 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from palimpsest.analysis.passes import (
@@ -31,6 +29,7 @@ from palimpsest.analysis.passes import (
     read_windows,
     state_tap,
 )
+from palimpsest.analysis.ranks import count_tokens, spearman
 from palimpsest.errors import InputError
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.text import Tokenizer
@@ -42,7 +41,6 @@ __all__ = [
     "bias_effect",
     "count_tokens",
     "measure_default_token",
-    "spearman",
 ]
 
 BIAS = "decode.bias"  # the parameter that a model with decoder_bias has
@@ -55,7 +53,7 @@ class TopToken(Measured):
 
     Attributes:
         id: the token.
-        text: its text; None without a tokenizer.
+        text: its text, or "0x…" where its bytes are no UTF-8; None without a tokenizer.
         probability: by softmax over the vocabulary.
     """
 
@@ -134,58 +132,6 @@ class BiasEffect(Measured):
     bias_spearman: float | None
 
 
-def count_tokens(ids: Tensor | NDArray[Any] | Sequence[int], vocab_size: int) -> Tensor:
-    """How often each token occurs.
-
-    Args:
-        ids: tokens, of any shape.
-        vocab_size: V.
-
-    Returns:
-        (V) int64.
-
-    Raises:
-        InputError: an id outside the vocabulary, or no ids.
-    """
-    flat_N = torch.as_tensor(np.asarray(ids)).long().flatten()
-    if not len(flat_N):
-        raise InputError("ids: holds no token to count")
-    low, high = (int(x) for x in flat_N.aminmax())
-    if low < 0 or high >= vocab_size:
-        raise InputError(
-            f"ids contains {low if low < 0 else high}: must be in [0, {vocab_size}), the vocabulary"
-        )
-    return torch.bincount(flat_N, minlength=vocab_size)
-
-
-def spearman(x: Tensor | Sequence[float], y: Tensor | Sequence[float]) -> float | None:
-    """Spearman's rank correlation: Pearson's of the ranks, ties at the mean of their ranks.
-
-    Args:
-        x, y: (N) values that belong together.
-
-    Returns:
-        In [-1, 1]; None where one side has only equal values, or N < 2.
-
-    Raises:
-        InputError: different lengths.
-    """
-    a, b = (np.asarray(torch.as_tensor(v).detach().double().cpu()) for v in (x, y))
-    if a.shape != b.shape or a.ndim != 1:
-        raise InputError(f"spearman: of shapes {a.shape} and {b.shape}; both must be (N)")
-    a, b = _ranks(a), _ranks(b)
-    scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
-    return float((a * b).sum() / scale) if scale > 0 else None
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Centred ranks."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[inverse.reshape(-1)]
-    return ranks - (len(values) + 1) / 2
-
-
 def measure_default_token(
     model: LanguageModel,
     ids_WT: Tensor,
@@ -230,15 +176,16 @@ def measure_default_token(
     shown = set(spread.round().long().tolist())
     sums_GD, running, norms, first = torch.zeros(0), [], 0.0, 0
     for tape in read_windows(model, ids_WT, [name], batch_size):
-        states_BTD = tape[name].double().cpu()
+        states_BTD = tape[name].cpu()
         if not first:
-            sums_GD = states_BTD.new_zeros(groups, states_BTD.shape[-1])
+            sums_GD = torch.zeros(groups, states_BTD.shape[-1], dtype=torch.float64)
         places = torch.arange(first, first + len(states_BTD))
-        sums_GD.index_add_(0, places * groups // windows, states_BTD.sum(1))
-        norms += float(states_BTD.norm(dim=-1).sum())
+        sums_BD = states_BTD.sum(1, dtype=torch.float64)
+        sums_GD.index_add_(0, places * groups // windows, sums_BD)
+        norms += float(states_BTD.norm(dim=-1).sum(dtype=torch.float64))
         rows = [i for i, place in enumerate(places.tolist()) if place in shown]
         if rows:
-            cut = states_BTD[rows].cumsum(1)[:, [p - 1 for p in positions]]
+            cut = states_BTD[rows].cumsum(1, dtype=torch.float64)[:, [p - 1 for p in positions]]
             running.append(cut)
         first += len(states_BTD)
     count = ids_WT.numel()
@@ -353,13 +300,18 @@ def _top(logits_V: Tensor, count: int, tokenizer: Tokenizer | None) -> tuple[Top
     return tuple(
         TopToken(
             id=i,
-            text=None
-            if tokenizer is None
-            else tokenizer.bytes_of(i).decode("utf-8", errors="replace"),
+            text=None if tokenizer is None else _written(tokenizer.bytes_of(i)),
             probability=float(probabilities[i]),
         )
         for i in order
     )
+
+
+def _written(token: bytes) -> str:
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return f"0x{token.hex()}"
 
 
 def _overlap(a: Sequence[TopToken], b: Sequence[TopToken]) -> int:

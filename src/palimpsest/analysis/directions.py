@@ -15,7 +15,7 @@ Legend: B batch, T time, D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -30,7 +30,15 @@ from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import inference
 from palimpsest.models.language_model import LanguageModel
 
-__all__ = ["How", "MeanState", "add_noise", "mean_states", "push", "random_direction", "random_turn"]
+__all__ = [
+    "How",
+    "MeanState",
+    "add_noise",
+    "mean_states",
+    "push",
+    "random_direction",
+    "random_turn",
+]
 
 How = Literal["subtract", "project", "clamp"]
 GROUNDED = "state.grounded"
@@ -93,15 +101,11 @@ def mean_states(
     for name in names:
         mean_D, covariance_DD = tape.result(name)
         rms = math.sqrt(float(covariance_DD.diagonal().sum() + mean_D.square().sum()))
-        found[name] = MeanState(
-            tap=name, vector=mean_D, rms_norm=rms, states=ids_NT.numel()
-        )
+        found[name] = MeanState(tap=name, vector=mean_D, rms_norm=rms, states=ids_NT.numel())
     return found
 
 
-def push(
-    mean_D: Tensor, how: How, along_D: Tensor | None = None
-) -> Callable[[Tensor], Tensor]:
+def push(mean_D: Tensor, how: How, along_D: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """What is done to states (see the head of the file).
 
     Args:
@@ -123,9 +127,9 @@ def push(
         u_D = unit_D.to(x_BTD)
         r_D = u_D if along_D is None else along_D.to(x_BTD)
         if how == "subtract":
-            return x_BTD - norm * r_D
-        component_BT1 = (x_BTD @ u_D).unsqueeze(-1)
-        return x_BTD + ((norm if how == "clamp" else 0.0) - component_BT1) * r_D
+            return torch.sub(x_BTD, r_D, alpha=norm)
+        along_BT1 = (x_BTD @ u_D).unsqueeze(-1)
+        return torch.addcmul(x_BTD, (norm if how == "clamp" else 0.0) - along_BT1, r_D)
 
     return change
 
@@ -133,14 +137,17 @@ def push(
 def random_direction(width: int, generator: torch.Generator) -> Tensor:
     """(D) of norm 1, uniform over directions."""
     draw_D = torch.randn(width, generator=generator, dtype=torch.float64)
-    return draw_D / draw_D.norm()
+    unit_D: Tensor = draw_D / draw_D.norm()
+    return unit_D
 
 
 def random_turn(width: int, generator: torch.Generator) -> Tensor:
     """(D,D) a random orthogonal matrix."""
     draw_DD = torch.randn(width, width, generator=generator, dtype=torch.float64)
     turn_DD, upper_DD = torch.linalg.qr(draw_DD)
-    return turn_DD * upper_DD.diagonal().sign()
+    # with R's diagonal positive Q is uniform over all turns
+    uniform_DD: Tensor = turn_DD * upper_DD.diagonal().sign()
+    return uniform_DD
 
 
 def add_noise(norm: float, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
@@ -148,14 +155,6 @@ def add_noise(norm: float, generator: torch.Generator) -> Callable[[Tensor], Ten
 
     def change(x_BTD: Tensor) -> Tensor:
         noise = torch.randn(x_BTD.shape, generator=generator).to(x_BTD)
-        return x_BTD + norm * noise / noise.norm(dim=-1, keepdim=True)
+        return torch.add(x_BTD, noise / noise.norm(dim=-1, keepdim=True), alpha=norm)
 
     return change
-
-
-def shares(means: Mapping[str, MeanState]) -> dict[str, dict[str, float]]:
-    """Norms of mean states as plain numbers, for results."""
-    return {
-        name: {"norm": mean.norm, "rms_norm": mean.rms_norm, "share": mean.share}
-        for name, mean in means.items()
-    }

@@ -106,7 +106,9 @@ def text_probes(
     """Bits per byte of blocks of text, and what is recalled of a text that comes twice.
 
     The second reads the first half of each block twice; its figure is how many bits per byte the
-    second reading costs less than the first.
+    second reading costs less than the first. Under an intervention midway only the second reading
+    is, so that the figure falls by what the intervention does to any text, and by more where
+    it does away with what was recalled.
 
     Args:
         ids_NT: blocks, each read from an empty state (``passes.cut_windows``).

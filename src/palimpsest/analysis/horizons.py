@@ -7,8 +7,8 @@ Memory horizon: for each head R(k) = E_t Π_{1≤τ≤k} decay_{t+τ}, over all 
 so R(0) = 1. The half-life k_{1/e} is the lag at which R falls to 1/e, with log R straight between
 lags, which is exact for a constant decay λ: -1/ln λ.
 
-Source: arXiv 2605.10643, for the memory of GPN+M. Here it is for every head with a scalar decay: the
-memories of GPN+M, Gated DeltaNet and Mamba-2, and λ and γ of the Triple-Latent family.
+Source: arXiv 2605.10643, for the memory of GPN+M. Here it is for every head with a scalar decay:
+the memories of GPN+M, Gated DeltaNet and Mamba-2, and λ and γ of the Triple-Latent family.
 
 Legend: W windows, T tokens of a window, B windows of one forward, D width of a vector, H heads,
 K lags.
@@ -128,7 +128,9 @@ def state_cosines(states_WTD: Tensor, lags: Sequence[int] | None = None) -> Stat
         InputError: not (W,T,D), or lags that are not in [1, T - 1].
     """
     if states_WTD.ndim != 3 or states_WTD.shape[1] < 2:
-        raise InputError(f"states of shape {tuple(states_WTD.shape)}: must be (windows, ≥ 2, width)")
+        raise InputError(
+            f"states of shape {tuple(states_WTD.shape)}: must be (windows, ≥ 2, width)"
+        )
     windows, length = states_WTD.shape[:2]
     chosen = _check_lags(_powers(length // 2) if lags is None else lags, length - 1)
     raw_WK, centred_WK = _both(states_WTD, chosen)
@@ -166,9 +168,7 @@ def measure_state_cosines(
     length = ids_WT.shape[1]
     chosen = _check_lags(_powers(length // 2) if lags is None else lags, length - 1)
     name = state_tap(model, tap)
-    found = [
-        _both(tape[name], chosen) for tape in read_windows(model, ids_WT, [name], batch_size)
-    ]
+    found = [_both(tape[name], chosen) for tape in read_windows(model, ids_WT, [name], batch_size)]
     return StateCosines(
         tap=name,
         windows=len(ids_WT),
@@ -340,6 +340,4 @@ def measure_retention(
                     tap=name, head=head, half_life=half_life(lags, curve_K), curve=tuple(curve_K)
                 )
             )
-    return Retention(
-        windows=len(ids_WT), length=length, lags=tuple(lags), heads=tuple(heads)
-    )
+    return Retention(windows=len(ids_WT), length=length, lags=tuple(lags), heads=tuple(heads))

@@ -7,14 +7,15 @@ there are m = n - 1 gaps, and
 
     P(largest gap > g) = Σ_{j ≥ 1, j·g < 1} (-1)^{j+1} C(m, j) (1 - j·g)^{m-1}.
 
-Few heads cannot show a split: 3 need a gap of 97.5 % of the range, 4 of 87 %, 8 of 61 %, 15 of 40 %.
-Heads of several seeds may be judged together.
+Few heads cannot show a split: at the level 0.05 three need a gap of 97.5 % of the range, 4 of 87 %,
+8 of 56 %, 15 of 35 %. Heads of several seeds may be judged together.
 
 Half-lives below one token count as one token, for such heads forget the token before either way. A
 head that stays above 1/e up to the longest lag counts as that lag, which is too short.
 
-Otsu's threshold, with the share of the variance that lies between its two groups, stands beside it as
-a second opinion. It is no test: n heads at equal distances reach 0.75 or more.
+Otsu's threshold, with the share of the variance that lies between its two groups, stands beside it
+as a second opinion. It always cuts, so it serves an intervention that needs two groups whether or
+not there is a split, and it is no test: heads at equal distances have at least 0.75 of it.
 
 Legend: n heads.
 """
@@ -46,7 +47,8 @@ class Pools(Measured):
         gap_share: the gap's share of the whole range, in log half-life.
         probability: of so large a gap among heads scattered uniformly.
         level: what ``probability`` may be at most.
-        otsu_boundary: Otsu's threshold, as a half-life.
+        otsu_boundary: Otsu's threshold, as a half-life; None where all heads are equal.
+        otsu_fast, otsu_slow: the heads below and above it.
         separability: share of the variance of log half-life between Otsu's groups.
         otsu_agrees: whether Otsu's groups are those of the largest gap.
         censored: heads that stay above 1/e up to the longest lag.
@@ -62,6 +64,8 @@ class Pools(Measured):
     probability: float
     level: float
     otsu_boundary: float | None
+    otsu_fast: tuple[int, ...]
+    otsu_slow: tuple[int, ...]
     separability: float
     otsu_agrees: bool
     censored: int
@@ -94,9 +98,7 @@ def largest_gap_probability(gap_share: float, heads: int) -> float:
     return min(max(float(total), 0.0), 1.0)
 
 
-def split_pools(
-    half_lives: Sequence[float | None], *, longest: int, level: float = 0.05
-) -> Pools:
+def split_pools(half_lives: Sequence[float | None], *, longest: int, level: float = 0.05) -> Pools:
     """Split heads into a fast and a slow pool, or say that there is no split.
 
     Args:
@@ -140,6 +142,8 @@ def split_pools(
         probability=probability,
         level=level,
         otsu_boundary=_middle(ordered, otsu_at),
+        otsu_fast=tuple(sorted(order[:otsu_at])) if otsu_at else (),
+        otsu_slow=tuple(sorted(order[otsu_at:])) if otsu_at else (),
         separability=separability,
         otsu_agrees=bool(at) and at == otsu_at,
         censored=sum(v is None for v in half_lives),

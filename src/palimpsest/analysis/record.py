@@ -224,5 +224,6 @@ class _Recorder:
         if found.numel() == 0:
             return
         dtype = self._dtype if self._dtype and found.is_floating_point() else found.dtype
-        found = found.to(dtype, copy=not fresh)
-        self._pending.setdefault(name, []).append(found.contiguous())
+        if dtype == found.dtype and not fresh:
+            found = found.clone(memory_format=torch.contiguous_format)
+        self._pending.setdefault(name, []).append(found.to(dtype).contiguous())

@@ -160,9 +160,8 @@ def backend_calls() -> Counter[tuple[str, str]]:
 
 def _import_every_op() -> None:
     """An op is known once its package is imported, which nothing may have done so far."""
-    import palimpsest.ops
-
-    for found in pkgutil.iter_modules(palimpsest.ops.__path__):
+    ops = importlib.import_module("palimpsest.ops")
+    for found in pkgutil.iter_modules(ops.__path__):
         if found.ispkg:
             importlib.import_module(f"palimpsest.ops.{found.name}")
 

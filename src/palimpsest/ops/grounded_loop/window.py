@@ -29,7 +29,7 @@ from palimpsest.ops.grounded_loop.buffers import (
 )
 from palimpsest.ops.grounded_loop.chunks import ChunkRows, schedule
 from palimpsest.ops.grounded_loop.folding import Layout, fold, initial_key_input
-from palimpsest.ops.grounded_loop.observe import LoopView, Observe
+from palimpsest.ops.grounded_loop.observe import LoopView, Observe, StepRows
 from palimpsest.ops.grounded_loop.params import GroundedParams
 from palimpsest.ops.grounded_loop.products import prepare
 from palimpsest.ops.grounded_loop.weight_grads import WeightGrads
@@ -176,11 +176,7 @@ class _GroundedWindow(torch.autograd.Function):
         ground = prepare(folded.ground_DD.to(cd), batch, steps)
         first = [prepare(layer.first_ND.to(cd), batch, steps) for layer in folded.layers]
         second = [prepare(layer.second_DZ.to(cd), batch, steps) for layer in folded.layers]
-        grounded_states = gated = None
-        if show is not None:
-            if cd != drive.dtype:  # otherwise unit and unit_scale hold s to the last bit but one
-                grounded_states = torch.empty_like(w.drive)
-            gated = [drive.new_empty(steps, batch, layout.Q, dtype=cd) for _ in layers]
+        kept = None if show is None else StepRows(w)
         memories: list[Tensor] = []
         for block in blocks:
             if w.memory is not None:
@@ -189,22 +185,26 @@ class _GroundedWindow(torch.autograd.Function):
                 if w.memory is not None and resets:
                     w.memory[(flags[start] & RESET).bool()] = 0.0
                 for t in range(start, end):
-                    engine.ground(t, ground(w.ground_in))
-                    if grounded_states is not None:
-                        grounded_states[t] = w.grounded
+                    grounding = ground(w.ground_in)
+                    engine.ground(t, grounding)
+                    if kept is not None:
+                        kept.after_ground(grounding)
                     source = w.unit[t]
                     for i in layers:
                         w.y[i][t] = first[i](source)
+                        if kept is not None and i == 0:
+                            kept.before_write(t)
                         engine.mix(i, t, t - start)
-                        if gated is not None:
-                            gated[i][t] = w.z[:, layout.F :]
-                        engine.predict(i, t, second[i](w.z))
+                        added = second[i](w.z)
+                        engine.predict(i, t, added)
+                        if kept is not None:
+                            kept.after_layer(i, added)
                         source = w.mid[i][t] if i + 1 < L else source
                 if w.memory is not None:
                     engine.flush(end - start)
         final_memory = memory.clone() if w.memory is None else w.memory
-        if show is not None and gated is not None:
-            show(LoopView(w, grounded_states, gated, memory, key_input))
+        if show is not None and kept is not None:
+            show(LoopView(w, kept, memory, key_input))
         out = w.predicted[1:]
         saved = [w.unit, w.unit_scale, *w.y, *w.mid, *w.mid_scale]
         ctx.save_for_backward(key_input, predicted, out, *weights, *saved, *memories)
