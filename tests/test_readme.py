@@ -22,6 +22,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 TABLE = re.compile(r"<!-- presets:[^\n]*-->\n(.*?)<!-- end of presets -->", re.DOTALL)
 SMALLER = {  # what is added to a command of the README, so that it takes seconds
     "train --task": "--steps 2 --batch-size 2 --set train.eval_batches=1",
+    "inspect": "--max-tokens 200",
     "bench": "--rounds 1 --batch 2 --length 16",
 }
 LONG = 1024  # tokens after which a growing state is weighed

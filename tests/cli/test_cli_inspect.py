@@ -16,6 +16,8 @@ Cli = Callable[..., Outcome]
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # tests/inspect draws; here only that there is a file matters
+    monkeypatch.setattr("palimpsest.inspect.figures._save", lambda *given: given[-1].touch())
 
 
 def about(folder: str) -> list[dict[str, object]]:
@@ -67,7 +69,7 @@ def test_checkpoints_of_one_run_have_different_names(
         ("gpnm-1m --text TEXT", "is a model to be trained"),
         ("BARE --text TEXT", "no tokenizer is saved with this model"),
         ("RUN --text TEXT --tokenizer nosuch", "no such tokenizer"),
-        ("RUN --text TEXT --compare TEXT", "neither a run"),
+        ("RUN --text TEXT --compare TEXT", "no such folder"),
         ("RUN --text TEXT --max-tokens 0", "--max-tokens 0"),
         ("RUN --text TEXT --window 1", "window=1"),
         ("RUN --text TEXT --out TAKEN", "not an inspection's folder"),

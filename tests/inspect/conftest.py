@@ -7,7 +7,7 @@ import torch
 
 import palimpsest
 from palimpsest.inspect import Inspection, collect
-from palimpsest.text import ByteTokenizer
+from palimpsest.text import ByteTokenizer, Tokenizer
 from tests.contract.configs import CONFIGS
 
 NASTY = (
@@ -16,14 +16,17 @@ NASTY = (
 )
 
 
-def look(name: str, text: str, label: str) -> Inspection:
+def look(
+    name: str, text: str | list[str], label: str, tokenizer: Tokenizer | None = None
+) -> Inspection:
+    tokenizer = tokenizer or ByteTokenizer()
     torch.manual_seed(2)
     first = next(iter(CONFIGS[name].values()))
-    model = palimpsest.build(name, **{**first, "vocab_size": 259}).eval()
+    model = palimpsest.build(name, **{**first, "vocab_size": tokenizer.vocab_size}).eval()
     for parameter in model.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
-    tokenizer = ByteTokenizer()
-    return collect(model, tokenizer, [tokenizer.encode(text)], label=label)
+    texts = [text] if isinstance(text, str) else text
+    return collect(model, tokenizer, [tokenizer.encode(t) for t in texts], label=label)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import pytest
 from palimpsest.errors import InputError
 from palimpsest.inspect import Inspection, write_inspection
 from tests.inspect.conftest import look
+from tests.inspect.letters import Letters
 
 
 def names(folder: Path) -> set[str]:
@@ -42,6 +43,13 @@ def test_page_figures_and_facts(tmp_path: Path, nasty: Inspection, other: Inspec
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing is left beside it
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of the time, and one test of it is enough."""
+    monkeypatch.setattr("palimpsest.inspect.figures._save", lambda *given: given[-1].touch())
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_an_inspection_is_replaced_and_nothing_else(tmp_path: Path, nasty: Inspection) -> None:
     folder = tmp_path / "out"
     write_inspection([nasty], folder)
@@ -57,12 +65,21 @@ def test_an_inspection_is_replaced_and_nothing_else(tmp_path: Path, nasty: Inspe
     assert names(taken) == {"mine.txt"}
 
 
+def test_a_text_of_one_token_that_nothing_predicted(tmp_path: Path) -> None:
+    alone = look("gpnm", "a", "alone", Letters(begin=False))
+    page = write_inspection([alone], tmp_path / "out")
+    about = json.loads((page.parent / "inspection.json").read_text(encoding="utf-8"))
+    (model,) = about["models"]
+    assert (model["tokens"], model["bits_per_token"], model["bits"]) == (1, None, 0.0)
+
+
 def test_a_place_that_cannot_be_written(tmp_path: Path, nasty: Inspection) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be made"):
         write_inspection([nasty], tmp_path / "file" / "out")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failure_leaves_the_older_inspection(
     tmp_path: Path, nasty: Inspection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

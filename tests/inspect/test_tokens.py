@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from palimpsest.inspect.tokens import cut_cells, token_label, visible
@@ -39,10 +41,7 @@ def shown_cells(text: str, ids: list[int], starts: tuple[int, ...] = (0,)) -> li
     cells = cut_cells(BYTES, ids, starts)
     units = cells.text.encode("utf-16-le")
     ends = [0, *cells.ends_C.tolist()]
-    parts = [
-        units[2 * low : 2 * high].decode("utf-16-le")
-        for low, high in zip(ends, ends[1:], strict=False)
-    ]
+    parts = [units[2 * low : 2 * high].decode("utf-16-le") for low, high in pairwise(ends)]
     assert "".join(parts) == cells.text == visible(text)
     assert cells.n_bytes == len(ids)
     assert cells.byte_starts_N.tolist() == list(range(len(ids)))

@@ -33,6 +33,14 @@ COMMANDS = {
     "train": ("TrainArgs", "train a model on text, or go on with a run"),
     "eval": ("EvalArgs", "perplexity of a text; LAMBADA, recall, loss by position, throughput"),
     "generate": ("GenerateArgs", "write on from a prompt, or from a session put away"),
+    "inspect": (
+        "InspectArgs",
+        "a page that shows a model reading a text: surprise, predictions, gates, memory, state",
+    ),
+    "study": (
+        "StudyArgs",
+        "a model's state measured: geometry, horizons, interventions with random controls",
+    ),
     "info": ("InfoArgs", "models, presets, backends and versions; or one model or run in full"),
     "bench": ("BenchArgs", "training and forward speed of each backend on this machine"),
     "match": ("MatchArgs", "sizes at which architectures have equally many parameters"),
@@ -65,6 +73,7 @@ examples:
   palimpsest eval runs/book --text other.txt --protocol carried
   palimpsest eval runs/book lambada --data lambada_test.jsonl
   palimpsest generate runs/book --prompt "Once upon a time"
+  palimpsest inspect runs/book --text other.txt --out book-inspect
   palimpsest info runs/book
   palimpsest bench gpnm-1m --batch 16 --length 128
   palimpsest compare gpnm transformerpp --train train.txt --valid valid.txt --sizes 0.3M

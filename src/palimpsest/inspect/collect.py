@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,121 +17,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palimpsest.analysis import Tape, record, taps
+from palimpsest.analysis.horizons import half_life, lag_grid, retention_curves
 from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import inference
+from palimpsest.inspect.inspection import Heads, Inspection, Retrieved, Series
 from palimpsest.inspect.reading import Stretch, check_window, cut_feed, describe_reading
-from palimpsest.inspect.tokens import Cells, cut_cells, token_label
+from palimpsest.inspect.tokens import cut_cells, token_label
 from palimpsest.inspect.trajectory import Trajectory
 from palimpsest.inspect.views import Views, find_views, layer_of
 from palimpsest.models.language_model import LanguageModel, Predict
 from palimpsest.text import Tokenizer
 
-__all__ = ["Heads", "Inspection", "Retrieved", "Series", "collect"]
+__all__ = ["collect"]
 
 PREDICTIONS = 5  # kept at each token
 PLACES = 8  # retrieved positions kept at each token
-
-
-@dataclass(frozen=True)
-class Series:
-    """One number at each token: the mean of a gate over its entries."""
-
-    name: str
-    doc: str
-    values_N: NDArray[np.float16]
-
-
-@dataclass(frozen=True)
-class Heads:
-    """One number of each head at each token.
-
-    Attributes:
-        title: such as "write β".
-        layer: its number, or "" where the model has one memory.
-        kind: "write" or "retention"; retention is kept as its logarithm.
-        values_NH: the numbers.
-        half_lives_H: for retention, ln 2 / mean(-log retention): after so many tokens half is left,
-            at the pace of the whole text. Infinite where nothing is lost.
-    """
-
-    title: str
-    layer: str
-    kind: str
-    values_NH: NDArray[np.float16]
-    half_lives_H: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Retrieved:
-    """Positions looked up: the token's number (-1 where there is none to show) and its weight."""
-
-    layer: str
-    positions_NK: NDArray[np.int32]
-    weights_NK: NDArray[np.float16]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inspection:
-    """What was found in one model on one text.
-
-    Attributes:
-        label: what the page calls the model.
-        facts: name and value, to be listed.
-        ids_N: the tokens.
-        cells: the text as it is shown.
-        document_starts: tokens at which a document starts.
-        surprise_N: bits, NaN for a token that nothing predicted.
-        entropy_N: of the prediction, in bits.
-        rank_N: 1 where the token was the likeliest one; 0 where nothing predicted it.
-        top_ids_NP, top_probabilities_NP: the likeliest tokens at its place, before it was seen.
-        labels: a short name of each id that occurs.
-        trajectory: the tap that ``points_N2`` projects.
-        points_N2: the state after the token, in its two directions of greatest variance.
-        shares: the share of the variance that each of them has.
-        missing: a sentence for each panel that this model cannot fill.
-    """
-
-    label: str
-    facts: dict[str, str]
-    ids_N: NDArray[np.int32]
-    cells: Cells
-    document_starts: tuple[int, ...]
-    surprise_N: NDArray[np.float32]
-    entropy_N: NDArray[np.float32]
-    rank_N: NDArray[np.int32]
-    top_ids_NP: NDArray[np.int32]
-    top_probabilities_NP: NDArray[np.float32]
-    labels: dict[int, str]
-    trajectory: str
-    points_N2: NDArray[np.float32]
-    shares: tuple[float, float]
-    gates: tuple[Series, ...] = ()
-    heads: tuple[Heads, ...] = ()
-    retrieved: tuple[Retrieved, ...] = ()
-    missing: tuple[str, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        return len(self.ids_N)
-
-    @property
-    def mean_surprise(self) -> float:
-        """Bits per predicted token; NaN where none was predicted."""
-        counted = self.surprise_N[np.isfinite(self.surprise_N)]
-        return float(counted.mean(dtype=np.float64)) if len(counted) else math.nan
 
 
 @dataclass
 class _Gathered:
     """Lists of pieces by name, put together at the end."""
 
-    pieces: dict[str, list[NDArray[np.generic]]] = field(default_factory=dict)
-    log_retention: dict[str, Tensor] = field(default_factory=dict)
+    pieces: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
 
     def add(self, name: str, piece: Tensor, dtype: torch.dtype) -> None:
         self.pieces.setdefault(name, []).append(piece.to(dtype).cpu().numpy())
 
-    def whole(self, name: str) -> NDArray[np.generic]:
+    def whole(self, name: str) -> NDArray[Any]:
         return np.concatenate(self.pieces[name])
 
 
@@ -178,14 +91,15 @@ def collect(
             feed_T = torch.tensor([[*begin, *ids.tolist()]], device=model.device)
             reader = _Reader(model, views, found, trajectory, first, len(begin))
             reader.read(feed_T, window, predict, advance)
+        surprise = found.whole("surprise").astype(np.float32)
+        if np.isinf(surprise).any():
+            raise InputError(
+                f"the predictions of {label} are not finite: its parameters hold NaN or infinite "
+                "values, so its training has diverged"
+            )
         points_N2, shares = trajectory.project()
-    surprise = found.whole("surprise").astype(np.float32)
-    if np.isinf(surprise).any():
-        raise InputError(
-            f"the predictions of {label} are not finite: its parameters hold NaN or infinite "
-            "values, so its training has diverged"
-        )
     ids_N = np.concatenate(kept)
+    cells = cut_cells(tokenizer, ids_N, starts)
     top_ids_NP = found.whole("top_ids").astype(np.int32)
     known = np.unique(np.concatenate([ids_N, top_ids_NP.ravel()]))
     about = taps(model)
@@ -195,10 +109,11 @@ def collect(
             "model": model.registry_name,
             "parameters": f"{model.num_parameters():,}",
             **(facts or {}),
+            "mean surprise": _mean_surprise(surprise, cells.n_bytes),
             "reading": describe_reading(window, bool(begin)),
         },
         ids_N=ids_N,
-        cells=cut_cells(tokenizer, ids_N, starts),
+        cells=cells,
         document_starts=tuple(starts),
         surprise_N=surprise,
         entropy_N=found.whole("entropy").astype(np.float32),
@@ -213,7 +128,7 @@ def collect(
             Series(name, about[name].doc, found.whole(name).astype(np.float16))
             for name in views.gates
         ),
-        heads=tuple(_heads(name, views, found) for name, _ in views.heads),
+        heads=tuple(_heads(name, views, found, starts) for name, _ in views.heads),
         retrieved=tuple(
             Retrieved(
                 layer_of(place),
@@ -226,15 +141,43 @@ def collect(
     )
 
 
-def _heads(name: str, views: Views, found: _Gathered) -> Heads:
-    view = dict(views.heads)[name]
-    values_NH = found.whole(name).astype(np.float16)
-    half_lives = np.full(values_NH.shape[1], np.nan)
-    if view.kind == "retention":
-        pace_H = -found.log_retention[name].cpu().numpy() / len(values_NH)
-        with np.errstate(divide="ignore"):
-            half_lives = np.where(pace_H > 0, math.log(2) / pace_H, np.inf)
-    return Heads(view.title, layer_of(name), view.kind, values_NH, half_lives)
+def _mean_surprise(surprise_N: NDArray[np.float32], n_bytes: int) -> str:
+    counted = surprise_N[np.isfinite(surprise_N)].astype(np.float64)
+    if not len(counted):
+        return "nothing was predicted"
+    return f"{counted.mean():.3f} bits per token, {counted.sum() / n_bytes:.3f} per byte"
+
+
+def _heads(name: str, views: Views, found: _Gathered, starts: Sequence[int]) -> Heads:
+    view, values_NH = dict(views.heads)[name], found.whole(name)
+    half_lives, longest = _half_lives(values_NH, starts) if view.kind == "retention" else ((), 0)
+    return Heads(
+        view.title,
+        layer_of(name),
+        view.kind,
+        # as low as float16 goes
+        np.maximum(values_NH, -60000.0).astype(np.float16),
+        half_lives,
+        longest,
+    )
+
+
+def _half_lives(
+    logs_NH: NDArray[np.float32], starts: Sequence[int]
+) -> tuple[tuple[float | None, ...], int]:
+    """k_{1/e} of each head over all starts in all documents, and the longest lag followed."""
+    documents = np.split(logs_NH, list(starts)[1:])
+    longest = max(1, max(map(len, documents)) // 2)
+    lags = [0, *lag_grid(longest)]
+    sums_HK = np.zeros((logs_NH.shape[1], len(lags)))
+    counts_K = np.zeros(len(lags))
+    for document_NH in documents:
+        fit = [lag for lag in lags if lag <= len(document_NH)]
+        n_starts = len(document_NH) + 1 - np.asarray(fit)
+        curve_HK = retention_curves(torch.from_numpy(document_NH)[None], fit).numpy()
+        sums_HK[:, : len(fit)] += curve_HK * n_starts
+        counts_K[: len(fit)] += n_starts
+    return tuple(half_life(lags, curve) for curve in (sums_HK / counts_K).tolist()), longest
 
 
 class _Reader:
@@ -269,10 +212,10 @@ class _Reader:
                     feed_1T[:, part.start : part.stop], None if part.fresh else state
                 )
                 state = output.state
-                last = min(part.stop, length - 1)
-                if last > part.predict:
-                    logits_TV = output.logits[0, part.predict - part.start : last - part.start]
-                    self._keep_predictions(logits_TV, feed_1T[0, part.predict + 1 : last + 1])
+                if part.until > part.predict:
+                    counted = slice(part.predict - part.start, part.until - part.start)
+                    targets_T = feed_1T[0, part.predict + 1 : part.until + 1]
+                    self._keep_predictions(output.logits[0, counted], targets_T)
             self._keep_taps(tape, part)
             advance(part.stop - part.keep)
 
@@ -320,11 +263,7 @@ class _Reader:
             values_NH = shown(name).float()
             if view.kind == "retention":
                 values_NH = values_NH if view.logarithm else values_NH.log()
-                total_H = values_NH.sum(0, dtype=torch.float64)
-                before = self.found.log_retention.get(name)
-                self.found.log_retention[name] = total_H if before is None else before + total_H
-                values_NH = values_NH.clamp(min=-60000.0)  # what float16 holds
-            self.found.add(name, values_NH, torch.float16)
+            self.found.add(name, values_NH, torch.float32)
         here_N1 = torch.arange(len(state_NF))[:, None] + skip + part.start - self.begins
         for place in self.views.retrieval:
             lags_NK = shown(f"{place}retrieval.lags")[:, :PLACES].cpu()

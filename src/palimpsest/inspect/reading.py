@@ -30,6 +30,7 @@ class Stretch:
         keep: the first of them that is recorded; all before it were recorded before.
         fresh: whether to start from an empty state.
         predict: the first position whose prediction (of the token after it) counts.
+        until: one more than the last such position.
     """
 
     start: int
@@ -37,6 +38,7 @@ class Stretch:
     keep: int
     fresh: bool
     predict: int
+    until: int
 
 
 def check_window(model: LanguageModel, window: int | None) -> int | None:
@@ -59,15 +61,16 @@ def cut_feed(length: int, window: int | None, vocabulary: int) -> Iterator[Stret
     if window is None:
         piece = max(1, min(PIECE, LOGITS // vocabulary))
         for start in range(0, length, piece):
-            yield Stretch(start, min(start + piece, length), start, start == 0, start)
+            stop = min(start + piece, length)
+            yield Stretch(start, stop, start, start == 0, start, min(stop, length - 1))
         return
-    step = max(1, window // 2)
-    yield Stretch(0, min(window, length), 0, True, 0)
-    seen = window
+    step, seen = max(1, window // 2), min(window, length)
+    yield Stretch(0, seen, 0, True, 0, seen - 1)
     while seen < length:
-        start = seen + step - window
-        yield Stretch(start, min(start + window, length), seen, True, seen - 1)
-        seen += step
+        stop = min(seen + step, length)
+        # what follows the window is predicted in the next one, from more
+        yield Stretch(max(0, stop - window), stop, seen, True, seen - 1, stop - 1)
+        seen = stop
 
 
 def describe_reading(window: int | None, begin: bool) -> str:
@@ -76,6 +79,6 @@ def describe_reading(window: int | None, begin: bool) -> str:
     if window is None:
         return f"One state is carried through each document.{first}"
     return (
-        f"Windows of {window} tokens, each from an empty state and half overlapping the one before; "
-        f"a token counts where it has most context.{first}"
+        f"Windows of {window} tokens that overlap by half, each from an empty state; a token "
+        f"counts where it has most context.{first}"
     )

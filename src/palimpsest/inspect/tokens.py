@@ -35,12 +35,14 @@ class Cells:
         ends_C: where each cell ends in it, in units of UTF-16 (as JavaScript counts).
         first_token_C: the first token of each cell.
         byte_starts_N: the byte of the text at which each token starts.
+        n_bytes: of the whole text.
     """
 
     text: str
     ends_C: NDArray[np.int32]
     first_token_C: NDArray[np.int32]
     byte_starts_N: NDArray[np.int32]
+    n_bytes: int
 
 
 def visible(text: str) -> str:
@@ -136,4 +138,5 @@ def cut_cells(
         ends_C=np.asarray(ends, np.int32),
         first_token_C=np.asarray(tokens, np.int32),
         byte_starts_N=byte_starts.astype(np.int32),
+        n_bytes=int(lengths.sum()),
     )

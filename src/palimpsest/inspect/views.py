@@ -87,9 +87,7 @@ def find_views(taps: Mapping[str, Tap]) -> Views:
         for name, tap in taps.items()
         if _without_layer(name) == view.ending and tap.shape == "(B,T,H)"
     )
-    retrieval = tuple(
-        name.removesuffix(_RETRIEVAL) for name in taps if name.endswith(_RETRIEVAL)
-    )
+    retrieval = tuple(name.removesuffix(_RETRIEVAL) for name in taps if name.endswith(_RETRIEVAL))
     kinds = {view.kind for _, view in heads}
     missing = []
     if trajectory != "state.predicted":

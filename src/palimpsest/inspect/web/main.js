@@ -1,0 +1,181 @@
+// One view for each model, linked by the bytes of the text.
+
+const raw = JSON.parse(document.getElementById("data").textContent);
+const models = raw.models.map((part) => new Model(part));
+const modes = colourModes(models);
+const main = document.getElementById("models");
+const clear = document.getElementById("clear");
+let mode = modes[0];
+let range = null; // of bytes
+const views = [];
+
+class View {
+  constructor(model, index) {
+    this.model = model;
+    this.index = index;
+    this.pinned = 0;
+    this.hovered = null;
+    this.waiting = false;
+    const root = element("section", { class: "model", "aria-label": model.label });
+    const facts = element("dl", { class: "facts" }, ...model.facts.map(([name, value]) =>
+      element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+    const text = element("div", { class: "text", role: "listbox", "aria-label": `text read by ${model.label}`,
+      "aria-multiselectable": "true" });
+    const map = element("canvas", { class: "minimap", role: "slider", tabindex: "0",
+      "aria-label": "surprise along the text", "aria-valuemin": "1" });
+    const plot = element("div", { class: "plot" });
+    const look = element("div", { class: "look" });
+    this.line = element("div", { class: "now-line" });
+    this.rangeLine = element("div", { class: "range-line", "aria-live": "polite" });
+    const shares = model.shares.map((share) => `${Math.round(100 * share)} %`);
+    look.append(cardOf(`Trajectory of ${model.trajectory}`, plot, element("p", { class: "note" },
+      `Across ${shares[0]}, up ${shares[1]} of the variance. Ring: this token, with the way that led `
+      + "to it. Selected: from circle to square.")));
+    const lives = element("div", { class: "lives" });
+    root.append(
+      element("div", { class: "head" }, element("h2", {}, model.label), facts,
+        element("p", { class: "note" }, model.missing.join(" "))),
+      element("div", { class: "reading" }, map, text, element("div", { class: "now-line" },
+        this.line, this.rangeLine)),
+      look, lives);
+    this.line.className = "";
+    main.append(root);
+    const on = {
+      hover: (token) => hover(this, token),
+      focus: (token) => pin(this, token),
+      range: (tokens) => selectTokens(this, tokens),
+      go: (token) => go(this, token),
+      step: (by) => go(this, Math.min(model.tokens - 1, Math.max(0, this.pinned + by))),
+      scroll: () => this.scrolled(),
+    };
+    this.details = new Details(model, look, lives, on);
+    if (model.heads.some((part) => part.kind === "retention")) lives.append(halfLives(model));
+    this.map = new Minimap(model, map, on);
+    this.trajectory = new Trajectory(model, plot, on);
+    this.text = new TextPane(model, text, mode, on);
+    this.show();
+    this.scrolled();
+  }
+
+  get token() { return this.hovered ?? this.pinned; }
+
+  // Before the next frame, however many events there were.
+  soon() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      this.show();
+    });
+  }
+
+  show() {
+    const token = this.token, found = this.details.found(token);
+    this.details.show(token);
+    this.text.show(token, found);
+    this.trajectory.show(token, found);
+    this.map.show(token);
+    const name = element("b", {}, this.model.name(token));
+    this.line.replaceChildren(name, ` ${this.details.summary(token)}`);
+  }
+
+  scrolled() {
+    const first = this.text.firstVisible();
+    if (first === null) return;
+    const root = this.text.root, share = root.clientHeight / Math.max(1, root.scrollHeight);
+    this.map.visible = [first, first + share * this.model.tokens];
+    this.map.sheet.soon();
+  }
+
+  select() {
+    const m = this.model;
+    const tokens = range && [m.tokenAtByte(range[0]), m.tokenAtByte(range[1] - 1)];
+    this.text.select(tokens);
+    this.trajectory.select(tokens);
+    this.map.range = tokens;
+    this.map.sheet.soon();
+    if (!tokens) { this.rangeLine.textContent = ""; return; }
+    let bits = 0, counted = 0;
+    for (let i = tokens[0]; i <= tokens[1]; i++) {
+      if (m.rank[i]) { bits += m.surprise[i]; counted++; }
+    }
+    const bytes = m.byteEnd(tokens[1]) - m.bytes[tokens[0]];
+    this.rangeLine.textContent = `Selected: tokens ${tokens[0] + 1} to ${tokens[1] + 1}, `
+      + `${number(bits / counted)} bits per token, ${number(bits / bytes)} per byte.`;
+  }
+}
+
+// The same place in every view.
+function everywhere(view, token, act) {
+  for (const other of views) {
+    const same = token === null || other === view
+      ? token : other.model.tokenAtByte(view.model.bytes[token]);
+    act(other, same);
+  }
+}
+
+function hover(view, token) {
+  everywhere(view, token, (other, same) => { other.hovered = same; other.soon(); });
+}
+
+function pin(view, token) {
+  everywhere(view, token, (other, same) => {
+    other.pinned = same;
+    other.hovered = null;
+    if (other !== view) other.text.reveal(same);
+    other.soon();
+  });
+}
+
+function go(view, token) {
+  pin(view, token);
+  view.text.reveal(token);
+  view.scrolled();
+}
+
+function selectTokens(view, tokens) {
+  const m = view.model;
+  range = tokens && [m.bytes[tokens[0]], m.byteEnd(tokens[1])];
+  for (const other of views) other.select();
+  clear.disabled = !range;
+}
+
+function unselect() {
+  document.getSelection().removeAllRanges();
+  selectTokens(views[0], null);
+}
+
+function setMode(key) {
+  mode = modes.find((m) => m.key === key);
+  showLegend(document.getElementById("legend"), mode);
+  for (const view of views) view.text.recolour(mode);
+}
+
+function setTheme(dark) {
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  const button = document.getElementById("theme");
+  button.setAttribute("aria-pressed", String(dark));
+  for (const view of views) {
+    view.trajectory.below.soon();
+    view.map.sheet.soon();
+  }
+}
+
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+setTheme(dark.matches);
+let themeChosen = false;
+dark.addEventListener("change", () => { if (!themeChosen) setTheme(dark.matches); });
+document.getElementById("theme").addEventListener("click", () => {
+  themeChosen = true;
+  setTheme(document.documentElement.dataset.theme !== "dark");
+});
+const colour = document.getElementById("colour");
+colour.append(...modes.map((m) => element("option", { value: m.key }, m.title)));
+colour.addEventListener("change", () => setMode(colour.value));
+clear.addEventListener("click", unselect);
+document.addEventListener("keydown", (event) => { if (event.key === "Escape" && range) unselect(); });
+
+if (models.length > 1) main.classList.add("two");
+models.forEach((model, index) => views.push(new View(model, index)));
+setMode("surprise");
+document.documentElement.dataset.ready = "yes";
