@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## train, measure and sample two small models on text that is already here (minutes)
+demo: $(STAMP)  ## train, measure and sample three small models on text that is already here (minutes)
 	$(BIN)/palimpsest demo $(DEMO_ARGS)
 
 test: $(STAMP)  ## the tests, without the slow ones

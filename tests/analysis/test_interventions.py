@@ -362,6 +362,8 @@ def test_mistakes_are_named(model: LanguageModel, ids: Tensor) -> None:
         push(torch.ones(3), "drop")
     with pytest.raises(InputError, match="examples=1: must be at least 2"):
         task_probe(RecallTask(), 1)
+    with pytest.raises(InputError, match="middle=128: must be above 0 and below the task's 128"):
+        task_probe(RecallTask(), 2, middle=128)
     result = measure_interventions(model, ids, draws=1)
     with pytest.raises(InputError, match="effect 'FFN': was not measured; there is"):
         result.effect("FFN")

@@ -23,7 +23,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import state_study
 
     yield state_study
-    for name in ("state_study", "state_study_plots", "common"):
+    for name in ("state_study", "state_study_plots", "state_recall", "common"):
         sys.modules.pop(name, None)
     torch.set_flush_denormal(False)
 
@@ -94,3 +94,26 @@ def test_a_show_without_a_run(
     with pytest.raises(SystemExit):
         study.main()
     assert "is not there; do a run first" in capsys.readouterr().err
+
+
+def test_a_quick_study_of_recall(
+    study: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import state_recall
+
+    monkeypatch.setattr(state_recall, "CASES", state_recall.CASES[:1])
+    out = tmp_path / "recall.json"
+    words = ["state_recall", "run", "--quick", "--seeds", "1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    state_recall.main()
+    (run,) = json.loads(out.read_text())["runs"]
+    assert (run["model"], run["task"], run["steps"]) == ("gated-hybrid", "recall-4pairs-64", 2)
+    assert "retrieval cut" in capsys.readouterr().out
+    monkeypatch.setattr(state_recall, "train", lambda *args: pytest.fail("done again"))
+    state_recall.main()
+    monkeypatch.setattr(sys, "argv", [word for word in words if word != "--quick"])
+    with pytest.raises(SystemExit, match="was made with --quick"):
+        state_recall.main()

@@ -53,5 +53,6 @@ def test_compare_names_its_mistakes(cli: Callable, tmp_path: Path) -> None:
     assert [parse_size(text) for text in ("300k", "0.3M", "1G", "5")] == [
         300_000, 300_000, 1_000_000_000, 5,
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match="'many'"):
-        parse_size("many")
+    for wrong in ("many", "inf", "nan", "0", "0.1", "-1M"):
+        with pytest.raises(ConfigError, match=f"'{wrong}'"):
+            parse_size(wrong)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from palimpsest.compare import CompareSettings, crossings, parse_model, run_compare
+from palimpsest.compare import CompareSettings, crossings, parse_model, report, run_compare
 from palimpsest.compare import run as run_module
 from palimpsest.compare.curves import gap, mean_curve
 from palimpsest.compare.report import short
@@ -147,6 +147,15 @@ def test_a_comparison_trains_and_resumes(settings: CompareSettings, tmp_path: Pa
     assert len(first["entries"][0]["curve"]) == 3
 
 
+def test_a_model_that_is_not_causal_is_labelled() -> None:
+    entry = {"fields": {"conv_padding": "same"}, "mean": 1.0, "std": None, "diverged": 0}
+    entry["gap"] = {"difference": -1.0, "stderr": None}
+    for shown in (report._figure(entry), report._gap(entry)):
+        assert shown.endswith(" **not causal**")
+    entry["fields"] = {"conv_padding": "causal"}
+    assert report._figure(entry) == "1.000"
+
+
 def test_crossings_are_interpolated() -> None:
     found = crossings([0, 10, 20, 30], [3.0, 2.0, 1.0, 2.0], [2.0, 2.0, 2.0, 1.0])
     assert found == [
@@ -154,6 +163,24 @@ def test_crossings_are_interpolated() -> None:
         {"tokens": pytest.approx(25.0), "first_is_lower_after": False},
     ]
     assert crossings([0, 1], [1.0, 1.0], [2.0, 2.0]) == []
+
+
+def test_crossings_of_a_seed_are_those_with_the_same_seed_of_the_baseline() -> None:
+    def curve(*values: float) -> list[dict[str, float]]:
+        return [{"tokens": float(i), "bits_per_byte": v} for i, v in enumerate(values)]
+
+    def entry(runs: dict[int, list[dict[str, float]]]) -> dict[str, Any]:
+        return {
+            "seeds": list(runs),
+            "curves": [*runs.values()],
+            "curve": mean_curve([*runs.values()]),
+        }
+
+    own = entry({0: curve(9, 9, 9), 1: curve(3, 1, 1), 2: curve(3, 3, 1)})
+    base = entry({1: curve(2, 2, 2), 2: curve(2, 2, 2)})  # its run of seed 0 diverged
+    own["curve"] = mean_curve(own["curves"][1:])
+    (found,) = run_module._crossings(own, base)
+    assert found["seeds"] == 2 and found["range"] == [0.5, 1.5]
 
 
 def test_means_and_gaps() -> None:
@@ -207,6 +234,20 @@ def test_mistakes_are_named(settings: CompareSettings, tmp_path: Path, quiet: Co
         fields_at(parse_model("gpx"), 300_000, settings, 259)
     with pytest.raises(ConfigError, match=r"has 83,840, which is more than 1 % away"):
         fields_at(parse_model("gpn:d_state=96,d_emb=16,d_ffn=200"), 300_000, settings, 259)
+    with pytest.raises(ConfigError, match=r"optimizer\.lr=-0\.1: must be above 0"):
+        dataclasses.replace(settings, lrs=(1e-3, -0.1))
+    with pytest.raises(ConfigError, match=r"train\.seed=-1: must be from 0"):
+        dataclasses.replace(settings, seeds=(0, -1))
+    with pytest.raises(ConfigError, match=r"tolerance=0\.0"):
+        dataclasses.replace(settings, tolerance=0.0)
+    with pytest.raises(InputError, match=r"--valid .*is the text of --train"):
+        run_compare(dataclasses.replace(settings, valid=settings.train), tmp_path, console=quiet)
+    with pytest.raises(InputError, match=r"--out .*train\.txt is a file; name a folder"):
+        run_compare(settings, settings.train / "out", console=quiet)
+    alike = (parse_model("A@gpn"), parse_model("a@transformerpp"))
+    with pytest.raises(ConfigError, match=r"'A, 110k.*'a, 110k.*would be one file, a_110k_lr"):
+        run_compare(dataclasses.replace(settings, models=alike), tmp_path / "x", console=quiet)
+    assert not (tmp_path / "x").exists()
     lost = dataclasses.replace(settings, train=tmp_path / "no.txt")
     with pytest.raises(InputError, match=r"--train .*no\.txt: no such file"):
         run_compare(lost, tmp_path / "out", console=quiet)

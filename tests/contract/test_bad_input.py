@@ -91,6 +91,14 @@ def test_state_of_another_batch(setting: Setting) -> None:
 
 
 @models_only()
+def test_state_on_another_device(setting: Setting) -> None:
+    model = setting.build()
+    ids = random_ids(model, 2, 5)
+    with pytest.raises(StateError, match=r"is on meta and the model on cpu: use state\.to\('cpu'"):
+        model(ids, model(ids).state.to("meta"))
+
+
+@models_only()
 def test_state_of_another_model(setting: Setting) -> None:
     """Every other tiny configuration, of the same architecture or of another."""
     model = setting.build()

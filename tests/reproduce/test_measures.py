@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import palimpsest
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, InputError
 from palimpsest.reproduce import (
     measure_flops,
     measure_recall,
@@ -81,6 +81,16 @@ def test_weight_decay_is_on_everything_but_a_rate_of_its_own() -> None:
     decayed = sum(p.numel() for g in groups if g["weight_decay"] == 0.05 for p in g["params"])
     assert decayed == model.num_parameters() - 1  # the temperature
     assert sum(p.numel() for g in groups for p in g["params"]) == model.num_parameters()
+
+
+def test_a_text_without_a_window_is_named_before_training(
+    texts: dict[str, Path], tmp_path: Path
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("a page", encoding="utf-8")
+    paths = {**paths_of(texts), "valid": str(short)}
+    with pytest.raises(InputError, match=r"--valid .*short\.txt: has 8 tokens, .* takes 18"):
+        measure_text.run(config(TextExperiment(steps=1, length=16)), paths, "", nothing)
 
 
 def test_a_row_of_another_size_is_refused() -> None:

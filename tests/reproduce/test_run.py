@@ -65,6 +65,8 @@ def test_every_output_is_written_and_labelled(measure: Any, tmp_path: Path) -> N
 def test_quick_is_labelled_everywhere(measure: Any, tmp_path: Path, no_plot: None) -> None:
     facts = measure(tmp_path, quick=True)
     assert facts["quick"] and facts["seeds"] == [7]
+    names = sorted(path.name for path in (tmp_path / "jobs").iterdir())
+    assert names == ["hybrid_text_seed7_quick.json", "transformer_text_seed7_quick.json"]
     assert "**Quick run" in (tmp_path / "table.md").read_text()
     assert ",quick," in (tmp_path / "table.csv").read_text()
 
@@ -156,6 +158,38 @@ def test_what_is_missing_says_where_to_get_it(
     assert not (tmp_path / "table.md").exists()
 
 
+def test_mistakes_are_named_before_anything_is_measured(
+    tmp_path: Path, texts: dict[str, Path], quiet: Console
+) -> None:
+    with pytest.raises(ConfigError, match=r"seeds=\[7, 7\]: one of them is given twice"):
+        run_table("flops", tmp_path / "a", seeds=[7, 7], console=quiet)
+    with pytest.raises(ConfigError, match=r"seeds=\[-1\]: -1 is out of range"):
+        run_table("flops", tmp_path / "a", seeds=[-1], console=quiet)
+    with pytest.raises(InputError, match=r"--out .*train\.txt is a file; name a folder"):
+        run_table("flops", texts["train"], console=quiet)
+    copy = tmp_path / "copy.txt"
+    copy.write_bytes(texts["train"].read_bytes())
+    with pytest.raises(InputError, match=r"--valid .*copy\.txt: is the text of --train"):
+        run_table("generic", tmp_path / "a", train=texts["train"], valid=copy, console=quiet)
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_a_mean_leaves_out_is_said(measure: Any, tmp_path: Path, no_plot: None) -> None:
+    measure(tmp_path)
+    for path in (tmp_path / "jobs").glob("transformer_*_seed19.json"):
+        result = json.loads(path.read_text())
+        result |= {"metrics": {}, "facts": {"diverged": "step 1"}}
+        path.write_text(json.dumps(result))
+    for path in (tmp_path / "jobs").glob("hybrid_*_seed7.json"):
+        result = json.loads(path.read_text())
+        result["facts"]["windows_measured"] = 3
+        path.write_text(json.dumps(result))
+    measure(tmp_path)
+    page = (tmp_path / "table.md").read_text()
+    assert "1 of 2 runs diverged (seed 19), left out" in page
+    assert "the validation text has 3 windows, not 4" in page
+
+
 def test_recipes_of_the_full_scale_load(tmp_path: Path) -> None:
     from palimpsest.training import load_recipe
 
@@ -165,5 +199,7 @@ def test_recipes_of_the_full_scale_load(tmp_path: Path) -> None:
     assert recipes["gpn-m-2l"].train.bptt == 512
     assert recipes["transformer-12l"].model.name == "transformerpp-130m"
     assert all(r.train.precision == "bf16" and r.data.seq_len == 2048 for r in recipes.values())
+    (only,) = write_recipes(get_table("grounded", "full"), tmp_path / "one", rows=["M 2L"])
+    assert only.name == "gpn-m-2l.toml" and only.read_text().startswith("# GPN+M 2L: ")
     with pytest.raises(InputError, match="has no recipes"):
         write_recipes(get_table("flops"), tmp_path)

@@ -9,6 +9,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.models import list_models, list_presets
 from palimpsest.reproduce import Row, Table, get_table, list_tables
 from palimpsest.reproduce.experiments import RecallExperiment, RecipeExperiment, TextExperiment
+from palimpsest.reproduce.measure_recipe import recipe_of
 from palimpsest.reproduce.measure_text import build_row
 
 NAMES = list(list_tables())
@@ -98,6 +99,15 @@ def test_unknown_tables_and_scales_are_refused() -> None:
         get_table("genric")
     with pytest.raises(ConfigError, match="scale='big'"):
         get_table("generic", "big")  # type: ignore[arg-type]
+
+
+def test_quick_recipes_of_the_full_scale_are_valid() -> None:
+    table = get_table("grounded", "full").as_quick()
+    for row in table.rows:
+        for experiment in table.experiments_of(row):
+            assert isinstance(experiment, RecipeExperiment)
+            recipe = recipe_of(experiment, {"model": row.model, "fields": {}, "seed": 0}, {})
+            assert recipe.train.steps == 2 and recipe.train.bptt <= recipe.data.seq_len == 32
 
 
 def test_a_table_is_a_value() -> None:

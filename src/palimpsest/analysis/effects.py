@@ -166,20 +166,26 @@ def _sizes(bytes_NT: Tensor) -> NDArray[np.float64]:
     return np.maximum(sizes, 1.0)
 
 
-def task_probe(task: Task, examples: int = 256, seed: int = 1_000_003) -> Probe:
+def task_probe(
+    task: Task, examples: int = 256, seed: int = 1_000_003, *, middle: int | None = None
+) -> Probe:
     """Accuracy on a recall task, for a model that was trained on it.
 
     Args:
-        task: such as ``RecallTask()``; its second half is what an intervention midway acts on.
+        task: such as ``RecallTask()``.
         examples: how many are drawn.
         seed: of their generator.
+        middle: the position from which an intervention midway acts; None takes half the length.
 
     Raises:
-        InputError: fewer than 2 examples.
+        InputError: fewer than 2 examples, or a middle outside them.
     """
     if examples < 2:
         raise InputError(f"examples={examples}: must be at least 2")
     batch = task.batch(examples, torch.Generator().manual_seed(seed))
+    length = batch.inputs.shape[1]
+    if middle is not None and not 0 < middle < length:
+        raise InputError(f"middle={middle}: must be above 0 and below the task's {length} tokens")
     asked = (batch.labels != IGNORED).sum(1).double().numpy()
     return Probe(
         name=task.name,
@@ -188,7 +194,7 @@ def task_probe(task: Task, examples: int = 256, seed: int = 1_000_003) -> Probe:
         targets=batch.labels,
         weights=None,
         sizes=asked,
-        middle=batch.inputs.shape[1] // 2,
+        middle=length // 2 if middle is None else middle,
     )
 
 

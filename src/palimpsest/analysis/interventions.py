@@ -3,8 +3,8 @@
 - mean state: subtracted from the grounded state at every token (grounded networks); subtracted,
   projected out or clamped where the head reads the state (all models; in a residual stream it is
   the mean residual of the last layer). Controls: as far, along random directions.
-- feed-forward network, read, exact retrieval, each head: cut. Controls: what they add is changed by a vector as
-  long, turned by a random orthogonal matrix.
+- feed-forward network, read, exact retrieval, each head: cut. Controls: what they add is changed
+  by a vector as long, turned by a random orthogonal matrix.
 - noise of a relative norm: in the grounded state at every token, and where the head reads. Noise
   is its own control.
 
@@ -211,6 +211,12 @@ def _replaced(
     model: LanguageModel, tap: str, change: Change, generator: torch.Generator
 ) -> Context:
     return intervene(model, {tap: change})
+
+
+def _replaced_all(
+    model: LanguageModel, names: list[str], change: Change, generator: torch.Generator
+) -> Context:
+    return intervene(model, dict.fromkeys(names, change))
 
 
 def _disturbed(model: LanguageModel, tap: str, norm: float, generator: torch.Generator) -> Context:

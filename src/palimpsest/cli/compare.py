@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -113,6 +114,6 @@ def parse_size(text: str) -> int:
         number = float(text[:-1] if text[-1:] in UNITS else text)
     except ValueError:
         number = 0.0
-    if not number > 0.0:
+    if not (math.isfinite(number) and round(number * factor) >= 1):
         raise ConfigError(f"--sizes {text!r}: must be a number of parameters, such as 300k or 1M")
     return round(number * factor)

@@ -11,6 +11,7 @@ import tyro
 
 from palimpsest.errors import ConfigError
 from palimpsest.reproduce import Scale, get_table, list_tables, run_table, write_recipes
+from palimpsest.reproduce.data import check_folder
 
 __all__ = ["ReproduceArgs", "run"]
 
@@ -83,8 +84,9 @@ def run(args: ReproduceArgs) -> int:
     out = args.out or _default_folder(args)
     if args.scale == "full" and table is get_table(args.table, "small"):
         raise ConfigError(f"--scale full: {args.table} has one scale only; leave the option out")
+    check_folder(out)
     if args.scale == "full":
-        paths = write_recipes(table, out / "recipes")
+        paths = write_recipes(table, out / "recipes", rows=args.rows)
         print("recipes written; each can be launched by itself on a GPU:")
         for path in paths:
             print(

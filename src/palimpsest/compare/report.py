@@ -56,7 +56,7 @@ def markdown(facts: Mapping[str, Any], pictures: Sequence[str]) -> str:
         ]
     rows = [
         [
-            entry["model"],
+            entry["model"] + _label(entry),
             short(entry["size"]),
             f"{entry['parameters']:,}",
             NONE if entry["state_bytes"] is None else f"{entry['state_bytes']:,}",
@@ -94,7 +94,7 @@ def csv_text(facts: Mapping[str, Any]) -> str:
         for seed, value in zip(entry["seeds"], entry["values"], strict=True):
             writer.writerow(
                 [
-                    entry["model"],
+                    entry["model"] + _label(entry).replace("*", ""),
                     entry["size"],
                     entry["parameters"],
                     entry["lr"],
@@ -112,14 +112,20 @@ def _figure(entry: Mapping[str, Any]) -> str:
         return "diverged"
     spread = "" if entry["std"] is None else f" ± {entry['std']:.3f}"
     lost = f" ({entry['diverged']} diverged)" if entry["diverged"] else ""
-    return f"{entry['mean']:.3f}{spread}{lost}"
+    return f"{entry['mean']:.3f}{spread}{lost}{_label(entry)}"
+
+
+def _label(entry: Mapping[str, Any]) -> str:
+    """What every figure of a model that sees the tokens it predicts must carry."""
+    return " **not causal**" if entry["fields"].get("conv_padding") == "same" else ""
 
 
 def _gap(entry: Mapping[str, Any]) -> str:
     if "gap" not in entry:
         return NONE
     error = entry["gap"]["stderr"]
-    return f"{entry['gap']['difference']:+.3f}" + ("" if error is None else f" ± {error:.3f}")
+    spread = "" if error is None else f" ± {error:.3f}"
+    return f"{entry['gap']['difference']:+.3f}{spread}{_label(entry)}"
 
 
 def _crossing(entry: Mapping[str, Any]) -> str:

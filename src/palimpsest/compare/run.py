@@ -26,7 +26,7 @@ from palimpsest.errors import PalimpsestError
 from palimpsest.files import write_json, write_text
 from palimpsest.models.registry import resolve
 from palimpsest.reproduce.code_version import code_version
-from palimpsest.reproduce.data import describe_files, require_files
+from palimpsest.reproduce.data import check_folder, describe_files, require_files
 from palimpsest.reproduce.experiments import RecipeExperiment
 from palimpsest.reproduce.jobs import Job, slug
 from palimpsest.reproduce.runner import run_jobs
@@ -65,6 +65,7 @@ def run_compare(
             that diverges is a result, not an error.
     """
     folder = Path(out)
+    check_folder(folder)
     paths = require_files(
         {"train": settings.train, "valid": settings.valid}, {}, ("train", "valid")
     )
@@ -247,13 +248,17 @@ def _crossings(entry: Mapping[str, Any], base: Mapping[str, Any]) -> list[dict[s
     own = {point["tokens"]: point["mean"] for point in entry["curve"]}
     found = crossings(shared, [own[t] for t in shared], [of_base[t] for t in shared])
     by_seed = []
-    for mine, theirs in zip(entry["curves"], base["curves"], strict=False):
+    of_seed = dict(zip(base["seeds"], base["curves"], strict=True))
+    for seed, mine in zip(entry["seeds"], entry["curves"], strict=True):
+        if seed not in of_seed:  # its run of the baseline diverged
+            continue
+        theirs = of_seed[seed]
         a = {row["tokens"]: row["bits_per_byte"] for row in mine}
         b = {row["tokens"]: row["bits_per_byte"] for row in theirs}
         places = sorted(set(a) & set(b))
         by_seed.append(crossings(places, [a[t] for t in places], [b[t] for t in places]))
     for index, crossing in enumerate(found):
-        same = [seed[index]["tokens"] for seed in by_seed if len(seed) == len(found)]
+        same = [those[index]["tokens"] for those in by_seed if len(those) == len(found)]
         crossing["seeds"] = len(same)
         crossing["range"] = [min(same), max(same)] if same else None
     return found

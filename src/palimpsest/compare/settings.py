@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from palimpsest.errors import ConfigError
-from palimpsest.training.recipe_file import parse_assignment
+from palimpsest.training.recipe_file import parse_assignment, recipe_from_dict
 
 __all__ = ["CompareSettings", "ModelChoice", "parse_model"]
 
@@ -106,6 +107,20 @@ class CompareSettings:
         for name in ("steps", "batch_size", "seq_len", "eval_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        for size in self.sizes:
+            if size < 1:
+                raise ConfigError(f"sizes={list(self.sizes)}: must be parameters, at least 1 each")
+        if not 0.0 < self.tolerance < 1.0:
+            raise ConfigError(f"tolerance={self.tolerance}: must be above 0 and below 1")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout={self.dropout}: must be from 0 to below 1")
+        for lr in self.lrs:
+            if not math.isfinite(lr):
+                raise ConfigError(f"lrs={list(self.lrs)}: must be finite numbers above 0")
+            for seed in self.seeds:  # whatever a recipe refuses, before the first run and not in it
+                recipe = self.recipe(lr)
+                recipe["train"]["seed"] = seed
+                recipe_from_dict({"model": {"name": self.models[0].name}, **recipe})
         labels = [model.label for model in self.models]
         if self.baseline and self.baseline not in labels:
             raise ConfigError(

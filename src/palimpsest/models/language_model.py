@@ -289,6 +289,11 @@ class LanguageModel(nn.Module, ABC):
                     f"configuration needs {want and tuple(want)} (0: any length); "
                     "the state belongs to another model"
                 )
+            if found[name].device != self.device:
+                raise StateError(
+                    f"state.{name} is on {found[name].device} and the model on {self.device}: "
+                    f"use state.to({str(self.device)!r})"
+                )
 
     # -- training -----------------------------------------------------------------------------
 

@@ -87,8 +87,9 @@ def match(
     if isinstance(params, bool) or not isinstance(params, int) or not LEAST <= params <= MOST:
         raise InputError(f"params={params!r}: must be a whole number from {LEAST:,} to {MOST:,}")
     for name, value in (("vocab_size", vocab_size), ("n_layers", n_layers), ("length", length)):
-        if value is not None and (isinstance(value, bool) or value < 1):
-            raise InputError(f"{name}={value!r}: must be at least 1")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (whole and value >= 1):
+            raise InputError(f"{name}={value!r}: must be a whole number, at least 1")
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance={tolerance!r}: must be above 0 and below 1")
     return [_match(name, params, vocab_size, n_layers, length, tolerance) for name in names]

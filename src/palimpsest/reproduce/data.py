@@ -13,9 +13,20 @@ from typing import Any
 from palimpsest.errors import InputError
 from palimpsest.reproduce.table import DataSource
 
-__all__ = ["describe_files", "hash_path", "require_files"]
+__all__ = ["check_folder", "describe_files", "hash_path", "require_files"]
 
 CHUNK = 1 << 20
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder of results that cannot be one, before anything is measured.
+
+    Raises:
+        InputError: it, or what should hold it, is a file.
+    """
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise InputError(f"--out {path}: {place} is a file; name a folder, new or of such runs")
 
 
 def require_files(
@@ -32,7 +43,8 @@ def require_files(
         The given paths, all of which exist.
 
     Raises:
-        InputError: one is missing; the message says where to get it and what to expect.
+        InputError: one is missing; the message says where to get it and what to expect. Or the
+            validation text is the training text.
     """
     for name in names:
         source = needed.get(name)
@@ -47,7 +59,23 @@ def require_files(
             raise InputError(
                 f"--{name} {path}: no such file; name one that exists, or leave it out"
             )
+    train, valid = given.get("train"), given.get("valid")
+    if train is not None and valid is not None and _equal(train, valid):
+        raise InputError(
+            f"--valid {valid}: is the text of --train {train}, so that nothing would be held out; "
+            "give another text"
+        )
     return {name: path for name, path in given.items() if path is not None}
+
+
+def _equal(first: Path, second: Path) -> bool:
+    """Whether two paths are one, or two files hold the same."""
+    if first.resolve() == second.resolve():
+        return True
+    if not (first.is_file() and second.is_file()):
+        return False
+    same_size = first.stat().st_size == second.stat().st_size
+    return same_size and _hash_file(first) == _hash_file(second)
 
 
 def describe_files(

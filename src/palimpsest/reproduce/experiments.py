@@ -237,5 +237,6 @@ class RecipeExperiment(Experiment):
             "log_every": 1,
         }
         small["data"]["seq_len"] = min(32, small["data"]["seq_len"])
+        small["train"]["bptt"] = min(small["train"].get("bptt", 0), small["data"]["seq_len"])
         small["optimizer"]["warmup_steps"] = 1
         return dataclasses.replace(self, recipe=small, windows=2)

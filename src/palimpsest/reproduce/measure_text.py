@@ -61,6 +61,13 @@ def run(
     experiment = TextExperiment(**config["experiment"])
     tokenizer = load_tokenizer("bytes" if experiment.tokenizer == "bytes" else paths["tokenizer"])
     training, validation = _corpora(experiment, tokenizer, paths)
+    for name, corpus in (("train", training), ("valid", validation)):
+        if corpus.num_tokens < experiment.length + 2:
+            raise InputError(
+                f"--{name} {paths.get(name, '(the documents held out)')}: has "
+                f"{corpus.num_tokens:,} tokens, and a window takes {experiment.length + 2}; give "
+                "a longer text"
+            )
     torch.manual_seed(config["seed"])
     model = build_row(config, tokenizer.vocab_size)
     model = train_on_windows(model, training, experiment, config["seed"], advance)

@@ -41,7 +41,9 @@ def assemble(
                 "label": row.label,
                 "model": row.model,
                 "causal": row.causal,
-                "remark": "; ".join(filter(None, (row.remark, unavailable[row.label]))),
+                "remark": "; ".join(
+                    filter(None, (row.remark, unavailable[row.label], *_shortfalls(table, own)))
+                ),
                 "available": not unavailable[row.label],
                 "parameters": _parameters(row, own),
                 "cells": {c.metric: _cell(c.metric, row, own) for c in table.columns},
@@ -162,6 +164,22 @@ class _Hashed:
 def _parameters(row: Row, results: Sequence[Mapping[str, Any]]) -> int | None:
     """As measured, with the larger vocabulary where there are two; else the published."""
     return max((result["parameters"] for result in results), default=0) or row.parameters
+
+
+def _shortfalls(table: Table, results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is missing of a row's figures: runs that diverged, and too short a validation text."""
+    said = []
+    diverged = [result["seed"] for result in results if "diverged" in result["facts"]]
+    if diverged:
+        which = ", ".join(map(str, diverged))
+        said.append(f"{len(diverged)} of {len(results)} runs diverged (seed {which}), left out")
+    for result in results:
+        wanted = result["config"]["experiment"].get("windows", 0)
+        measured = result["facts"].get("windows_measured", wanted)
+        if measured < wanted and not table.quick:
+            said.append(f"the validation text has {measured:,} windows, not {wanted:,}")
+            break
+    return said
 
 
 def _cell(metric: str, row: Row, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from palimpsest.files import write_json, write_text
 from palimpsest.models import list_models, list_presets
 from palimpsest.models.registry import resolve
 from palimpsest.reproduce.code_version import code_version
-from palimpsest.reproduce.data import describe_files, require_files
+from palimpsest.reproduce.data import check_folder, describe_files, require_files
 from palimpsest.reproduce.experiments import Experiment, RecipeExperiment
 from palimpsest.reproduce.jobs import Job, slug
 from palimpsest.reproduce.measure_recipe import recipe_of
@@ -31,6 +31,7 @@ from palimpsest.reproduce.report import assemble, csv_text, markdown
 from palimpsest.reproduce.runner import run_jobs
 from palimpsest.reproduce.table import Row, Table
 from palimpsest.reproduce.tables import Scale, get_table
+from palimpsest.text.batches import SEED_LIMIT
 from palimpsest.training.recipe_file import dump_recipe
 
 __all__ = ["jobs_of", "run_table", "write_recipes"]
@@ -73,14 +74,17 @@ def run_table(
         What ``results.json`` holds.
 
     Raises:
-        PalimpsestError: no such table or row, a file that is missing (with where to get it), or
-            what a row itself raises.
+        PalimpsestError: no such table or row, seeds out of range or given twice, a file that is
+            missing (with where to get it), a validation text that is the training text, or what
+            a row itself raises.
     """
     table = get_table(name, scale)
     table = table.as_quick() if quick else table
     if seeds:
         table = replace(table, seeds=tuple(seeds))
+    _check_seeds(table.seeds)
     table = replace(table, rows=_chosen(table, rows))
+    check_folder(Path(out))
     given = {"train": train, "valid": valid, "tokenizer": tokenizer, "lambada": lambada}
     paths = require_files(
         {key: None if path is None else Path(path) for key, path in given.items()},
@@ -126,7 +130,10 @@ def jobs_of(
                 continue
             for experiment in table.experiments_of(row):
                 if experiment.chance or index == 0:
-                    listed.append((row, _job(row, experiment, seed, paths, data)))
+                    job = _job(row, experiment, seed, paths, data)
+                    # a quick look never takes the place of what was measured in full
+                    job = replace(job, key=f"{job.key}_quick") if table.quick else job
+                    listed.append((row, job))
     return listed
 
 
@@ -166,6 +173,14 @@ def unavailable(row: Row) -> str:
     return ""
 
 
+def _check_seeds(seeds: Sequence[int]) -> None:
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds={list(seeds)}: one of them is given twice; give each once")
+    for seed in seeds:
+        if not 0 <= seed < SEED_LIMIT - 1:  # recall is measured with the seed after it
+            raise ConfigError(f"seeds={list(seeds)}: {seed} is out of range; use 0 to 2^63 - 2")
+
+
 def _needed(table: Table) -> tuple[str, ...]:
     names = [name for row in table.rows for e in table.experiments_of(row) for name in e.needs]
     return tuple(dict.fromkeys(names))
@@ -189,25 +204,27 @@ def _chosen(table: Table, wanted: Sequence[str] | None) -> tuple[Row, ...]:
     )
 
 
-def write_recipes(table: Table, folder: Path) -> list[Path]:
+def write_recipes(table: Table, folder: Path, *, rows: Sequence[str] | None = None) -> list[Path]:
     """A recipe of each row that has one and is available, to be launched anywhere.
 
     Args:
         table: one whose experiments are recipes.
         folder: where the files go.
+        rows: only rows whose labels contain one of these.
 
     Raises:
         InputError: the table has no recipes.
+        ConfigError: no row contains what is asked for.
     """
     written = []
-    for row in table.rows:
+    for row in _chosen(table, rows):
         for experiment in table.experiments_of(row):
             if isinstance(experiment, RecipeExperiment) and not unavailable(row):
                 config = {"model": row.model, "fields": dict(row.fields), "seed": table.seeds[0]}
                 recipe = recipe_of(experiment, config, {})
                 path = folder / f"{slug(row.label)}.toml"
-                write_text(path, f"# {row.label}: {table.title}, {table.source}\n\n")
-                write_text(path, path.read_text(encoding="utf-8") + dump_recipe(recipe))
+                head = f"# {row.label}: {table.title}, {table.source}\n\n"
+                write_text(path, head + dump_recipe(recipe))
                 written.append(path)
     if not written:
         raise InputError(f"table {table.name!r} has no recipes to write")

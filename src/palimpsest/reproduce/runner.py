@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from palimpsest.errors import InputError, PalimpsestError
+from palimpsest.errors import ConfigError, InputError, PalimpsestError
 from palimpsest.evaluation.progress import track
 from palimpsest.reproduce.jobs import Job, execute, read_result, stale, write_result
 
@@ -64,7 +64,16 @@ def run_jobs(
     Raises:
         PalimpsestError: a job's own mistake (:class:`JobError` where it ran in another process);
             the results that were ready are kept.
+        ConfigError: two jobs would have the same file.
     """
+    labels: dict[str, str] = {}
+    for job in jobs:
+        if job.key in labels:
+            raise ConfigError(
+                f"{labels[job.key]!r} and {job.label!r}: their results would be one file, "
+                f"{job.key}.json; give them labels, sizes or seeds that differ more"
+            )
+        labels[job.key] = job.label
     if workers < 1 or (threads is not None and threads < 1):
         raise InputError(f"jobs={workers}, threads={threads}: must both be at least 1")
     console = console or Console(stderr=True)
