@@ -23,7 +23,7 @@ def faults():
 
 torch.set_num_threads(1)
 before = faults()
-for _ in range(8):  # small blocks settle in the first holes, so a few rounds still need new ones
+for _ in range(24):  # small blocks settle in the first holes, so a few rounds still need new ones
     torch.ones(64 * 2**20 // 4)
 print(faults() - before)
 """

@@ -143,4 +143,5 @@ def test_every_short_length(setting: Setting) -> None:
 
 
 def test_automatic_is_among_the_settings() -> None:
-    assert AUTOMATIC in {s.backend for s in test_two_pieces_at_every_cut.pytestmark[0].args[1]}
+    chosen = test_two_pieces_at_every_cut.pytestmark[0].args[1]
+    assert AUTOMATIC in {param.values[0].backend for param in chosen}
