@@ -9,12 +9,7 @@ from torch import Tensor
 
 from palimpsest.ops.causal_conv.products import causal_conv_products
 from palimpsest.ops.causal_conv.reference import causal_conv_reference
-from palimpsest.ops.decay_scan.arguments import (
-    compute_dtype,
-    require_float,
-    require_mask,
-    require_shape,
-)
+from palimpsest.ops.decay_scan.arguments import arithmetic_dtype, require_shape
 from palimpsest.ops.dispatch import Dispatcher
 
 __all__ = ["causal_conv"]
@@ -67,7 +62,7 @@ def causal_conv(
         raise ValueError(
             f"x_BTD has shape {tuple(x_BTD.shape)}; it must be (B, T, D) with at least one position"
         )
-    batch, length, channels = x_BTD.shape
+    batch, _, channels = x_BTD.shape
     depthwise = tuple(weight.shape[:2]) == (channels, 1)
     if weight.dim() != 3 or weight.shape[2] == 0 or not (depthwise or weight.shape[1] == channels):
         raise ValueError(
@@ -82,11 +77,7 @@ def causal_conv(
     if carry_BWD is not None:
         require_shape("carry_BWD", carry_BWD, "BWD", (batch, past, channels))
         named["carry_BWD"] = carry_BWD
-    for name, tensor in named.items():
-        require_float(name, tensor, x_BTD)
-    require_mask("hold", hold, batch, length)
-    require_mask("reset", reset, batch, length)
-    dtype = compute_dtype(*named.values())
+    dtype = arithmetic_dtype(named, hold, reset)
     if carry_BWD is None:
         carry_BWD = x_BTD.new_zeros(batch, past, channels, dtype=dtype)
     run = _dispatcher.pick(backend, lambda: "products")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 __all__ = [
     "apply_gates",
+    "arithmetic_dtype",
     "compute_dtype",
     "lowest_log_decay",
     "require_float",
@@ -55,6 +56,26 @@ def require_mask(name: str, mask: Tensor | None, batch: int, length: int) -> Non
     if mask.dtype != torch.bool:
         raise TypeError(f"{name} has dtype {mask.dtype}; it must be bool (use {name}.bool())")
     require_shape(name, mask, "BT", (batch, length))
+
+
+def arithmetic_dtype(
+    named: dict[str, Tensor], hold: Tensor | None, reset: Tensor | None
+) -> torch.dtype:
+    """Refuse what no op can compute with, and find the dtype of the arithmetic.
+
+    Args:
+        named: the op's tensors by argument; the first is (B, T, …) and says where all must live.
+        hold, reset: the op's masks, (B, T).
+
+    Raises:
+        TypeError, ValueError: as :func:`require_float` and :func:`require_mask`.
+    """
+    like = next(iter(named.values()))
+    for name, tensor in named.items():
+        require_float(name, tensor, like)
+    require_mask("hold", hold, *like.shape[:2])
+    require_mask("reset", reset, *like.shape[:2])
+    return compute_dtype(*named.values())
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:

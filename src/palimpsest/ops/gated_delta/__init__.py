@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from palimpsest.ops.decay_scan.arguments import (
-    compute_dtype,
-    require_float,
-    require_mask,
-    require_shape,
-)
+from palimpsest.ops.decay_scan.arguments import arithmetic_dtype, require_shape
 from palimpsest.ops.dispatch import Dispatcher
 from palimpsest.ops.gated_delta.chunked import gated_delta_chunked
 from palimpsest.ops.gated_delta.library import fla_missing, gated_delta_fla
@@ -96,11 +91,7 @@ def gated_delta(
     if initial_BHKV is not None:
         require_shape("initial_BHKV", initial_BHKV, "BHKV", (batch, heads, key_width, width))
         named["initial_BHKV"] = initial_BHKV
-    for name, tensor in named.items():
-        require_float(name, tensor, values_BTHV)
-    require_mask("hold", hold, batch, length)
-    require_mask("reset", reset, batch, length)
-    dtype = compute_dtype(*named.values())
+    dtype = arithmetic_dtype(named, hold, reset)
     if initial_BHKV is None:
         initial_BHKV = values_BTHV.new_zeros(batch, heads, key_width, width, dtype=dtype)
 

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from palimpsest.ops.decay_scan.arguments import (
-    compute_dtype,
-    require_float,
-    require_mask,
-    require_shape,
-)
+from palimpsest.ops.decay_scan.arguments import arithmetic_dtype, require_shape
 from palimpsest.ops.dispatch import Dispatcher
 from palimpsest.ops.pair_memory.chunked import pair_memory_chunked
 from palimpsest.ops.pair_memory.compiled import pair_memory_numba
@@ -109,11 +104,7 @@ def pair_memory(
     if initial_BMSR is not None:
         require_shape("initial_BMSR", initial_BMSR, "BMSR", (batch, memories, key_width, width))
         named["initial_BMSR"] = initial_BMSR
-    for name, tensor in named.items():
-        require_float(name, tensor, values_BTHR)
-    require_mask("hold", hold, batch, length)
-    require_mask("reset", reset, batch, length)
-    dtype = compute_dtype(*named.values())
+    dtype = arithmetic_dtype(named, hold, reset)
     if initial_BMSR is None:
         initial_BMSR = values_BTHR.new_zeros(batch, memories, key_width, width, dtype=dtype)
     small = key_width * width <= LOOP_ENTRIES and values_BTHR.device.type == "cpu"

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from palimpsest.ops.decay_scan.arguments import (
-    compute_dtype,
-    require_float,
-    require_mask,
-    require_shape,
-)
+from palimpsest.ops.decay_scan.arguments import arithmetic_dtype, require_shape
 from palimpsest.ops.dispatch import Dispatcher
 from palimpsest.ops.short_conv.compiled import short_conv_numba
 from palimpsest.ops.short_conv.reference import short_conv_reference
@@ -71,7 +66,7 @@ def short_conv(
         raise ValueError(
             f"x_BTC has shape {tuple(x_BTC.shape)}; it must be (B, T, C) with at least one position"
         )
-    batch, length, channels = x_BTC.shape
+    batch, _, channels = x_BTC.shape
     if weight_CW.dim() != 2 or weight_CW.shape[0] != channels or weight_CW.shape[1] == 0:
         raise ValueError(
             f"weight_CW has shape {tuple(weight_CW.shape)}; it must be (C={channels}, W) with W at "
@@ -85,11 +80,7 @@ def short_conv(
     if window_BWC is not None:
         require_shape("window_BWC", window_BWC, "BWC", (batch, past, channels))
         named["window_BWC"] = window_BWC
-    for name, tensor in named.items():
-        require_float(name, tensor, x_BTC)
-    require_mask("hold", hold, batch, length)
-    require_mask("reset", reset, batch, length)
-    dtype = compute_dtype(*named.values())
+    dtype = arithmetic_dtype(named, hold, reset)
     if bias_C is None:
         bias_C = x_BTC.new_zeros(channels, dtype=dtype)
     if window_BWC is None:

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from palimpsest.ops.decay_scan.arguments import (
-    compute_dtype,
-    require_float,
-    require_mask,
-    require_shape,
-)
+from palimpsest.ops.decay_scan.arguments import arithmetic_dtype, require_shape
 from palimpsest.ops.dispatch import Dispatcher
 from palimpsest.ops.pair_memory import LOOP_ENTRIES
 from palimpsest.ops.slot_scan.compiled import slot_scan_numba
@@ -84,7 +79,7 @@ def slot_scan(
     if n_slots < 1:
         raise ValueError(f"n_slots={n_slots}; it must be at least 1")
     width = state_width(projected_BTX, n_heads, n_slots)
-    batch, length, _ = projected_BTX.shape
+    batch = projected_BTX.shape[0]
     named = {"projected_BTX": projected_BTX}
     if state_BHS is not None:
         require_shape("state_BHS", state_BHS, "BHS", (batch, n_heads, width))
@@ -92,11 +87,7 @@ def slot_scan(
     if slots_B2HSR is not None:
         require_shape("slots_B2HSR", slots_B2HSR, "B2HSR", (batch, 2, n_heads, width, n_slots))
         named["slots_B2HSR"] = slots_B2HSR
-    for name, tensor in named.items():
-        require_float(name, tensor, projected_BTX)
-    require_mask("hold", hold, batch, length)
-    require_mask("reset", reset, batch, length)
-    dtype = compute_dtype(*named.values())
+    dtype = arithmetic_dtype(named, hold, reset)
     if state_BHS is None:
         state_BHS = projected_BTX.new_zeros(batch, n_heads, width, dtype=dtype)
     if slots_B2HSR is None:

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from palimpsest.ops.decay_scan.arguments import (
-    compute_dtype,
-    require_float,
-    require_mask,
-    require_shape,
-)
+from palimpsest.ops.decay_scan.arguments import arithmetic_dtype, require_shape
 from palimpsest.ops.dispatch import Dispatcher
 from palimpsest.ops.pair_memory import LOOP_ENTRIES
 from palimpsest.ops.threads import numba_missing
@@ -76,7 +71,7 @@ def triple_scan(
         arXiv 2606.05175, the triple-latent layer.
     """
     width = state_width(projected_BTX, n_heads)
-    batch, length, _ = projected_BTX.shape
+    batch = projected_BTX.shape[0]
     named = {"projected_BTX": projected_BTX}
     if state_BHS is not None:
         require_shape("state_BHS", state_BHS, "BHS", (batch, n_heads, width))
@@ -84,11 +79,7 @@ def triple_scan(
     if pairs_BHSS is not None:
         require_shape("pairs_BHSS", pairs_BHSS, "BHSS", (batch, n_heads, width, width))
         named["pairs_BHSS"] = pairs_BHSS
-    for name, tensor in named.items():
-        require_float(name, tensor, projected_BTX)
-    require_mask("hold", hold, batch, length)
-    require_mask("reset", reset, batch, length)
-    dtype = compute_dtype(*named.values())
+    dtype = arithmetic_dtype(named, hold, reset)
     if state_BHS is None:
         state_BHS = projected_BTX.new_zeros(batch, n_heads, width, dtype=dtype)
     if pairs_BHSS is None:

@@ -5,16 +5,12 @@ Source: Xiao, arXiv 2606.05175.
 
 from __future__ import annotations
 
-from typing import Any
-
 from palimpsest.reproduce.experiments import TextExperiment
 from palimpsest.reproduce.table import Column, DataSource, Row, Table
-from palimpsest.reproduce.tables.triple import PAPER, SAME, SIZES
+from palimpsest.reproduce.tables.triple import GATED, PAPER, S8, SAME, SIZES
 
 __all__ = ["MINIMIND"]
 
-S8: dict[str, Any] = {**SIZES, "state_dim": 8}
-GATED: dict[str, Any] = {**S8, "init": "published"}
 
 MINIMIND = Table(
     name="minimind",

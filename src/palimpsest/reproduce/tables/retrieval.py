@@ -9,12 +9,19 @@ from typing import Any
 
 from palimpsest.reproduce.experiments import RecallExperiment, TextExperiment
 from palimpsest.reproduce.table import Row, Table
-from palimpsest.reproduce.tables.triple import PAPER, RECALL, SAME, SIZES, TEXT_COLUMNS, WIKITEXT
+from palimpsest.reproduce.tables.triple import (
+    GATED,
+    PAPER,
+    RECALL,
+    S8,
+    SAME,
+    SIZES,
+    TEXT_COLUMNS,
+    WIKITEXT,
+)
 
 __all__ = ["ABLATION", "HYBRID", "STABILISATION"]
 
-S8: dict[str, Any] = {**SIZES, "state_dim": 8}
-GATED: dict[str, Any] = {**S8, "init": "published"}
 RECALL_500 = RecallExperiment(steps=500)
 
 _CAUSAL = (

@@ -13,11 +13,13 @@ from palimpsest.reproduce.table import Column, DataSource, Row, Table
 
 __all__ = [
     "BUDGET",
+    "GATED",
     "GENERIC",
     "MATCHED",
     "PAPER",
     "PROGRAM",
     "RECALL",
+    "S8",
     "SAME",
     "SIZES",
     "TEXT_COLUMNS",
@@ -29,6 +31,7 @@ PROGRAM = "published program, 9 % of the text"
 
 SIZES: dict[str, Any] = {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 128}
 S8, S16 = {**SIZES, "state_dim": 8}, {**SIZES, "state_dim": 16}
+GATED: dict[str, Any] = {**S8, "init": "published"}  # the published start of the Gated Hybrid
 SAME = {"conv_padding": "same"}  # the published convolution, which sees two tokens ahead
 
 _ARCHIVE = "the archive wikitext-2-raw-v1 of the WikiText data set (Merity et al.)"
