@@ -345,6 +345,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs")
     parser.add_argument("--params", type=int, help="parameters of each model")
     parser.add_argument("--steps", type=int, help="optimizer steps of each run")
+    parser.add_argument("--batch", type=int, help="windows of a step")
+    parser.add_argument("--length", type=int, help="tokens of all windows")
+    parser.add_argument("--lr", type=float, help="peak learning rate, of all models")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=Path, help="keep checkpoints in this folder")
     parser.add_argument("--out", type=Path, default=OUT, help="runs in it are not repeated")
@@ -356,7 +359,7 @@ def main() -> None:
             parser.error("run needs --train and --valid")
         torch.set_num_threads(args.threads)
         base = asdict(QUICK if args.quick else Settings())
-        given = {"params": args.params, "steps": args.steps}
+        given = {name: getattr(args, name) for name in ("params", "steps", "batch", "length", "lr")}
         settings = Settings(**base | {k: v for k, v in given.items() if v is not None})
         given_paths = (args.train, args.valid, args.out, args.runs)
         run(args.models, args.seeds, settings, *given_paths)

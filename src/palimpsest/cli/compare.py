@@ -71,6 +71,12 @@ class CompareArgs:
     weight_decay: float = 0.1
     """Of AdamW."""
 
+    eval_every: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Steps between the points of a curve. By default there are 20."""
+
+    eval_batches: int = 20
+    """Batches of validation text at a point of a curve; the last figure reads all of it."""
+
     tokenizer: str = "bytes"
     """"bytes", a tokenizer file, or a folder that holds one."""
 
