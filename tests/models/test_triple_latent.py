@@ -221,7 +221,7 @@ BAD_FIELDS = {
         {"conv_padding": "causal", "state_dim": 5},
     ),
     "positions='rotary': must be 'learned' or 'none'": ("transformer", {"positions": "rotary"}),
-    "dropout=1.0: must be at least 0 and below 1": ("transformer", {"dropout": 1.0}),
+    "dropout=1.0: must be a number of at least 0 and below 1": ("transformer", {"dropout": 1.0}),
     "max_seq_len=0": ("transformer", {"max_seq_len": 0}),
     "needs state_dim": ("triple-latent", {}),
 }

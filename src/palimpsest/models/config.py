@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from palimpsest.errors import ConfigError
 
-__all__ = ["ModelConfig", "between", "positive"]
+__all__ = ["ModelConfig", "at_least", "between", "one_of", "positive", "probability"]
 
 C = TypeVar("C", bound="ModelConfig")
 
@@ -67,9 +67,18 @@ def positive(config: ModelConfig, *names: str) -> None:
         ConfigError: names the first field that is not.
     """
     for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name}={value!r}: must be a whole number of at least 1")
+        at_least(config, name, 1)
+
+
+def at_least(config: ModelConfig, name: str, least: int) -> None:
+    """Require a whole number.
+
+    Raises:
+        ConfigError: names the field and the least.
+    """
+    value = getattr(config, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}={value!r}: must be a whole number of at least {least}")
 
 
 def between(config: ModelConfig, name: str, low: float, high: float) -> None:
@@ -81,3 +90,26 @@ def between(config: ModelConfig, name: str, low: float, high: float) -> None:
     value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
         raise ConfigError(f"{name}={value!r}: must be a number above {low:g} and below {high:g}")
+
+
+def probability(config: ModelConfig, name: str) -> None:
+    """Require a probability of dropping something: at least 0 and below 1.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+        raise ConfigError(f"{name}={value!r}: must be a number of at least 0 and below 1")
+
+
+def one_of(config: ModelConfig, name: str, *choices: object) -> None:
+    """Require one of some values.
+
+    Raises:
+        ConfigError: names the field and the choices.
+    """
+    if getattr(config, name) not in choices:
+        raise ConfigError(
+            f"{name}={getattr(config, name)!r}: must be {' or '.join(map(repr, choices))}"
+        )

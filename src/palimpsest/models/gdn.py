@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from palimpsest.layers.dropout import dropout
 from palimpsest.layers.gated_delta import GatedDelta
-from palimpsest.layers.init import linear, normal_, uninitialised
-from palimpsest.layers.memory_taps import EMBEDDING, STREAM
+from palimpsest.layers.memory_taps import STREAM
 from palimpsest.layers.norm import RMSNorm
 from palimpsest.layers.swiglu import SwiGLU
 from palimpsest.models import flops
 from palimpsest.models.gdn_config import SCALING, GDNConfig
-from palimpsest.models.language_model import LanguageModel
 from palimpsest.models.registry import register
+from palimpsest.models.stack import StackModel
 from palimpsest.state import State
 from palimpsest.taps import Tap, tap
 
@@ -71,9 +70,9 @@ class Layer(nn.Module):
             n_BTD, memory_BHKV, window_BWC, hold_BT, reset_BT
         )
         read_BTD = tap(self, "read", read_BTD)
-        x_BTD = x_BTD + F.dropout(read_BTD, self.dropout, self.training)
+        x_BTD = x_BTD + dropout(read_BTD, self.dropout, self.training)
         y_BTD = tap(self, "ffn", self.ffn(self.ffn_norm(x_BTD).to(x_BTD.dtype)))
-        x_BTD = x_BTD + F.dropout(y_BTD, self.dropout, self.training)
+        x_BTD = x_BTD + dropout(y_BTD, self.dropout, self.training)
         return tap(self, "residual", x_BTD), memory_BHKV, window_BWC
 
     def describe_taps(self) -> dict[str, Tap]:
@@ -81,7 +80,7 @@ class Layer(nn.Module):
 
 
 @register("gdn", GDNConfig)
-class GDN(LanguageModel):
+class GDN(StackModel):
     """Matrices start normal with std 0.02; for the rest see the layer."""
 
     state_class = GDNState
@@ -89,20 +88,13 @@ class GDN(LanguageModel):
     config: GDNConfig
 
     def __init__(self, config: GDNConfig) -> None:
-        super().__init__(config)
-        c = config
-        self.embedding = uninitialised(nn.Embedding, c.vocab_size, c.d_model)
-        normal_(self.embedding.weight, 0.02)
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c.n_layers))
-        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
-        self.head = None if c.tie_embeddings else linear(c.d_model, c.vocab_size)
+        super().__init__(config, lambda: Layer(config))
 
     def encode(
         self, input_ids: Tensor, state: State, hold_BT: Tensor | None, reset_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         assert isinstance(state, GDNState)
-        x_BTD = tap(self, "embedding", self.embedding(input_ids))
-        x_BTD = F.dropout(x_BTD, self.config.dropout, self.training)
+        x_BTD = self.embed(input_ids)
         memories, windows = [], []
         for i, layer in enumerate(self.layers):
             window_BWC = state.windows[i] if state.windows else None
@@ -112,10 +104,7 @@ class GDN(LanguageModel):
             memories.append(memory_BHKV)
             if window_BWC is not None:
                 windows.append(window_BWC)
-        return self.final_norm(x_BTD).to(x_BTD.dtype), GDNState(tuple(memories), tuple(windows))
-
-    def describe_taps(self) -> dict[str, Tap]:
-        return {"embedding": EMBEDDING}
+        return self.features(x_BTD), GDNState(tuple(memories), tuple(windows))
 
     def body_flops(self, length: int) -> dict[str, int]:
         c = self.config
@@ -146,6 +135,3 @@ class GDN(LanguageModel):
             tuple(memory.clone() for _ in range(c.n_layers)),
             tuple(window.clone() for _ in range(c.n_layers if c.conv_size else 0)),
         )
-
-    def head_weight(self) -> Tensor:
-        return self.embedding.weight if self.head is None else self.head.weight

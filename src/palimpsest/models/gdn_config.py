@@ -7,46 +7,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.errors import ConfigError
-from palimpsest.models.config import ModelConfig, between, positive
+from palimpsest.models.config import between, positive
 from palimpsest.models.registry import preset
 from palimpsest.models.scaling import WIDTHS, Scaling, head_width, rounded
-from palimpsest.models.trunk import one_of
+from palimpsest.models.stack import StackConfig
 
 __all__ = ["SCALING", "GDNConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GDNConfig(ModelConfig):
-    """Gated DeltaNet.
+class GDNConfig(StackConfig):
+    """Gated DeltaNet; other fields are those of every stack.
 
     Attributes:
-        d_model: width of the stream.
-        n_layers: layers.
         n_heads: memories of each layer.
         head_dim: width of a memory's keys.
         expand_v: width of its values as a multiple of ``head_dim``.
         d_ffn: hidden width of the SwiGLU.
         conv_size: positions that the short convolution sees; 0 leaves it out.
-        norm_eps: what the norms add to the mean square.
-        dropout: probability of dropping an entry of the embeddings, and of what each half of a
-            layer adds to the stream, while training.
-        tie_embeddings: whether the head is the embedding's own matrix.
     """
 
-    d_model: int
-    n_layers: int
     n_heads: int
     head_dim: int
     expand_v: float = 2.0
     d_ffn: int
     conv_size: int = 4
-    norm_eps: float = 1e-6
-    dropout: float = 0.0
-    tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "d_model", "n_layers", "n_heads", "head_dim", "d_ffn")
+        positive(self, "n_heads", "head_dim", "d_ffn")
         between(self, "expand_v", 0.0, math.inf)
         if self.expand_v * self.head_dim != self.value_width:
             raise ConfigError(
@@ -57,10 +46,6 @@ class GDNConfig(ModelConfig):
             positive(self, "conv_size")
         if self.conv_size == 1:
             raise ConfigError("conv_size=1: must be 0, which is none, or at least 2")
-        between(self, "norm_eps", 0.0, 1.0)
-        if self.dropout != 0:
-            between(self, "dropout", 0.0, 1.0)
-        one_of(self, "tie_embeddings", False, True)
 
     @property
     def value_width(self) -> int:

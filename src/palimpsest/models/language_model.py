@@ -21,6 +21,12 @@ from torch import Tensor, nn
 
 from palimpsest.errors import InputError, StateError
 from palimpsest.models.config import ModelConfig
+from palimpsest.models.input_checks import (
+    check_ids,
+    check_masks,
+    check_state_tensors,
+    check_targets,
+)
 from palimpsest.models.scaling import Scaling
 from palimpsest.ops.cross_entropy import cross_entropy
 from palimpsest.state import State
@@ -211,13 +217,10 @@ class LanguageModel(nn.Module, ABC):
             InputError: ids, targets or masks of a wrong shape, type or range.
             StateError: a state of another model or batch size.
         """
-        self._check_ids(input_ids, "input_ids")
+        check_ids(input_ids, "input_ids", self.config.vocab_size)
         input_ids = input_ids.long()  # embeddings take no narrower type
-        batch, length = input_ids.shape
-        hold_BT = self._mask(attention_mask, "attention_mask", input_ids)
-        if hold_BT is not None:
-            hold_BT = ~hold_BT
-        reset_BT = self._mask(reset_mask, "reset_mask", input_ids)
+        batch = input_ids.shape[0]
+        hold_BT, reset_BT = check_masks(attention_mask, reset_mask, input_ids)
         if state is None:
             state = self.init_state(batch)
         else:
@@ -231,16 +234,7 @@ class LanguageModel(nn.Module, ABC):
 
         loss_sum = token_losses = n_targets = None
         if targets is not None:
-            if targets.shape != input_ids.shape:
-                raise InputError(
-                    f"targets of shape {tuple(targets.shape)}: must be aligned with input_ids, "
-                    f"{(batch, length)}; position t of the targets is what position t predicts"
-                )
-            self._check_integers(targets, "targets")
-            targets = targets.long()  # an unsigned -100 would be a valid id
-            if hold_BT is not None:
-                targets = targets.masked_fill(hold_BT, -100)
-            self._check_ids(targets, "targets", allow=-100)
+            targets = check_targets(targets, input_ids, hold_BT, self.config.vocab_size)
             loss_sum, token_losses = cross_entropy(features_BTE, self.head_weight(), targets)
             n_targets = (targets != -100).sum()
         return ModelOutput(
@@ -273,27 +267,8 @@ class LanguageModel(nn.Module, ABC):
                 f"state of {state.batch_size} rows with input_ids of {batch} rows: "
                 "use state.select(rows), or start with state=None"
             )
-        expected = dict(self.init_state(batch, device="meta").named_tensors())
-        found = dict(state.named_tensors())
-        for name in expected.keys() | found.keys():
-            want = expected[name].shape if name in expected else None
-            have = found[name].shape if name in found else None
-            if (
-                want is None
-                or have is None
-                or len(want) != len(have)
-                or any(w not in (0, h) for w, h in zip(want, have, strict=True))
-            ):
-                raise StateError(
-                    f"state.{name} of shape {have and tuple(have)}: {self.registry_name} with this "
-                    f"configuration needs {want and tuple(want)} (0: any length); "
-                    "the state belongs to another model"
-                )
-            if found[name].device != self.device:
-                raise StateError(
-                    f"state.{name} is on {found[name].device} and the model on {self.device}: "
-                    f"use state.to({str(self.device)!r})"
-                )
+        empty = self.init_state(batch, device="meta")
+        check_state_tensors(state, empty, self.device, self.registry_name)
 
     # -- training -----------------------------------------------------------------------------
 
@@ -322,41 +297,7 @@ class LanguageModel(nn.Module, ABC):
 
         return save_model(self, folder)
 
-    # -- checks -------------------------------------------------------------------------------
-
-    def _check_ids(self, ids: Tensor, name: str, allow: int | None = None) -> None:
-        if ids.ndim != 2 or ids.shape[0] < 1 or ids.shape[1] < 1:
-            raise InputError(
-                f"{name} of shape {tuple(ids.shape)}: must be (batch, length) with both at least 1"
-            )
-        self._check_integers(ids, name)
-        low, high = (int(v) for v in ids.aminmax())
-        if allow is not None and low == allow:
-            kept = ids[ids != allow]
-            low = int(kept.min()) if kept.numel() else 0
-        if low < 0 or high >= self.config.vocab_size:
-            worst = low if low < 0 else high
-            raise InputError(
-                f"{name} contains {worst}: ids must be in [0, {self.config.vocab_size}), the "
-                "model's vocab_size; use the tokenizer that the model was trained with"
-            )
-
-    @staticmethod
-    def _check_integers(ids: Tensor, name: str) -> None:
-        if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
-            raise InputError(f"{name} of dtype {ids.dtype}: must be integers, such as torch.long")
-
-    @staticmethod
-    def _mask(mask: Tensor | None, name: str, input_ids: Tensor) -> Tensor | None:
-        if mask is None:
-            return None
-        if mask.shape != input_ids.shape:
-            raise InputError(
-                f"{name} of shape {tuple(mask.shape)}: must have the shape of input_ids, "
-                f"{tuple(input_ids.shape)}"
-            )
-        as_bool = mask.bool()
-        return as_bool if name != "reset_mask" or bool(as_bool.any()) else None
+    # -- details -----------------------------------------------------------------------------
 
     def _shift_to_current(
         self, features_BTE: Tensor, state: State, reset_BT: Tensor | None

@@ -14,14 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from palimpsest.layers.init import linear, normal_, uninitialised
-from palimpsest.layers.memory_taps import EMBEDDING, STREAM
+from palimpsest.layers.dropout import dropout
+from palimpsest.layers.memory_taps import STREAM
 from palimpsest.layers.norm import RMSNorm
 from palimpsest.layers.ssd import SSD
 from palimpsest.models import flops
-from palimpsest.models.language_model import LanguageModel
 from palimpsest.models.mamba2_config import SCALING, Mamba2Config
 from palimpsest.models.registry import register
+from palimpsest.models.stack import StackModel
 from palimpsest.state import State
 from palimpsest.taps import Tap, tap
 
@@ -44,7 +44,7 @@ class Mamba2State(State):
 
 
 class Mamba2Layer(nn.Module):
-    """x ← x + SSD(norm(x))."""
+    """x ← x + drop(SSD(norm(x)))."""
 
     def __init__(self, config: Mamba2Config) -> None:
         super().__init__()
@@ -60,6 +60,7 @@ class Mamba2Layer(nn.Module):
             c.norm_eps,
             out_scale=c.n_layers**-0.5,
         )
+        self.dropout = c.dropout
 
     def forward(
         self,
@@ -73,7 +74,8 @@ class Mamba2Layer(nn.Module):
         y_BTD, window_BWC, memory_BHNP = self.mixer(
             n_BTD, window_BWC, memory_BHNP, hold_BT, reset_BT
         )
-        x_BTD = x_BTD + tap(self, "read", y_BTD)
+        y_BTD = tap(self, "read", y_BTD)
+        x_BTD = x_BTD + dropout(y_BTD, self.dropout, self.training)
         return tap(self, "residual", x_BTD), window_BWC, memory_BHNP
 
     def describe_taps(self) -> dict[str, Tap]:
@@ -81,7 +83,7 @@ class Mamba2Layer(nn.Module):
 
 
 @register("mamba2", Mamba2Config)
-class Mamba2(LanguageModel):
+class Mamba2(StackModel):
     """Pre-norm residual stack of SSD layers."""
 
     state_class = Mamba2State
@@ -89,26 +91,19 @@ class Mamba2(LanguageModel):
     config: Mamba2Config
 
     def __init__(self, config: Mamba2Config) -> None:
-        super().__init__(config)
-        c = config
-        self.embedding = uninitialised(nn.Embedding, c.vocab_size, c.d_model)
-        normal_(self.embedding.weight, 0.02)
-        self.layers = nn.ModuleList(Mamba2Layer(c) for _ in range(c.n_layers))
-        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
-        self.head = None if c.tie_embeddings else linear(c.d_model, c.vocab_size)
+        super().__init__(config, lambda: Mamba2Layer(config))
 
     def encode(
         self, input_ids: Tensor, state: State, hold_BT: Tensor | None, reset_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         assert isinstance(state, Mamba2State)
-        x_BTD = tap(self, "embedding", self.embedding(input_ids))
+        x_BTD = self.embed(input_ids)
         windows, memories = [], []
         for layer, window, memory in zip(self.layers, state.window, state.memory, strict=True):
             x_BTD, window, memory = layer(x_BTD, window, memory, hold_BT, reset_BT)
             windows.append(window)
             memories.append(memory)
-        features_BTD = self.final_norm(x_BTD).to(x_BTD.dtype)
-        return features_BTD, Mamba2State(tuple(windows), tuple(memories))
+        return self.features(x_BTD), Mamba2State(tuple(windows), tuple(memories))
 
     def body_flops(self, length: int) -> dict[str, int]:
         c = self.config
@@ -117,12 +112,6 @@ class Mamba2(LanguageModel):
             "projections": flops.products(length, self.layers),
             "memory": flops.memory_write(length, entries) + flops.memory_read(length, entries),
         }
-
-    def describe_taps(self) -> dict[str, Tap]:
-        return {"embedding": EMBEDDING}
-
-    def head_weight(self) -> Tensor:
-        return self.embedding.weight if self.head is None else self.head.weight
 
     def init_state(
         self,

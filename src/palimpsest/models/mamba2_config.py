@@ -6,32 +6,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.errors import ConfigError
-from palimpsest.models.config import ModelConfig, positive
+from palimpsest.models.config import at_least, positive
 from palimpsest.models.registry import preset
 from palimpsest.models.scaling import WIDTHS, Scaling
-from palimpsest.models.trunk import one_of
+from palimpsest.models.stack import StackConfig
 
 __all__ = ["SCALING", "Mamba2Config"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Config(ModelConfig):
-    """Mamba-2.
+class Mamba2Config(StackConfig):
+    """Mamba-2; other fields are those of every stack.
 
     Attributes:
-        d_model: width of the stream.
-        n_layers: layers.
         expand: the inner width as a multiple of ``d_model``.
         head_dim: width of a head, which divides the inner width.
         state_dim: width of the keys and queries (B and C), rows of a head's memory.
         n_groups: groups of heads; those of a group share B and C.
         conv_size: positions that the convolutions see, at least 2.
-        norm_eps: what the norms add to the mean square.
-        tie_embeddings: whether the head is the embedding's own matrix.
     """
 
-    d_model: int
-    n_layers: int
     expand: int = 2
     head_dim: int = 64
     state_dim: int = 128
@@ -42,13 +36,8 @@ class Mamba2Config(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "d_model", "n_layers", "expand", "head_dim", "state_dim", "n_groups")
-        positive(self, "conv_size")
-        one_of(self, "tie_embeddings", False, True)
-        if self.conv_size == 1:
-            raise ConfigError("conv_size=1: sees no earlier position; use at least 2")
-        if not isinstance(self.norm_eps, float) or not 0.0 < self.norm_eps < 1.0:
-            raise ConfigError(f"norm_eps={self.norm_eps!r}: must be a number between 0 and 1")
+        positive(self, "expand", "head_dim", "state_dim", "n_groups")
+        at_least(self, "conv_size", 2)  # with 1 it would see no earlier position
         if self.d_inner % self.head_dim:
             raise ConfigError(
                 f"head_dim={self.head_dim}: must divide expand · d_model = {self.d_inner}, the "

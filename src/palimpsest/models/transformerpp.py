@@ -12,21 +12,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from palimpsest.layers.attention import AttentionCache
 from palimpsest.layers.documents import place_in_document
+from palimpsest.layers.dropout import dropout
 from palimpsest.layers.grouped_attention import GroupedAttention
 from palimpsest.layers.growing import Growing
-from palimpsest.layers.init import linear, normal_, uninitialised
-from palimpsest.layers.memory_taps import EMBEDDING, STREAM
+from palimpsest.layers.memory_taps import STREAM
 from palimpsest.layers.norm import RMSNorm
 from palimpsest.layers.rotary import rotary_angles
 from palimpsest.layers.swiglu import SwiGLU
 from palimpsest.models import flops
-from palimpsest.models.language_model import LanguageModel
 from palimpsest.models.registry import register
+from palimpsest.models.stack import StackModel
 from palimpsest.models.transformerpp_config import SCALING, TransformerPPConfig
 from palimpsest.state import State
 from palimpsest.taps import Tap, tap
@@ -70,9 +69,9 @@ class Layer(nn.Module):
         n_BTD = self.norm(x_BTD).to(x_BTD.dtype)
         read_BTD, past = self.attention(n_BTD, past, mask, angles)
         read_BTD = tap(self, "read", read_BTD)
-        x_BTD = x_BTD + F.dropout(read_BTD, self.dropout, self.training)
+        x_BTD = x_BTD + dropout(read_BTD, self.dropout, self.training)
         y_BTD = tap(self, "ffn", self.ffn(self.ffn_norm(x_BTD).to(x_BTD.dtype)))
-        x_BTD = x_BTD + F.dropout(y_BTD, self.dropout, self.training)
+        x_BTD = x_BTD + dropout(y_BTD, self.dropout, self.training)
         return tap(self, "residual", x_BTD), past
 
     def describe_taps(self) -> dict[str, Tap]:
@@ -80,7 +79,7 @@ class Layer(nn.Module):
 
 
 @register("transformerpp", TransformerPPConfig)
-class TransformerPP(LanguageModel):
+class TransformerPP(StackModel):
     """Matrices start normal with std 0.02, those that add to the stream with 0.02 / √(2 layers)."""
 
     state_class = TransformerPPState
@@ -88,21 +87,14 @@ class TransformerPP(LanguageModel):
     config: TransformerPPConfig
 
     def __init__(self, config: TransformerPPConfig) -> None:
-        super().__init__(config)
-        c = config
-        self.embedding = uninitialised(nn.Embedding, c.vocab_size, c.d_model)
-        normal_(self.embedding.weight, 0.02)
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c.n_layers))
-        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
-        self.head = None if c.tie_embeddings else linear(c.d_model, c.vocab_size)
+        super().__init__(config, lambda: Layer(config))
 
     def encode(
         self, input_ids: Tensor, state: State, hold_BT: Tensor | None, reset_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         assert isinstance(state, TransformerPPState)
         c, length = self.config, input_ids.shape[1]
-        x_BTD = tap(self, "embedding", self.embedding(input_ids))
-        x_BTD = F.dropout(x_BTD, c.dropout, self.training)
+        x_BTD = self.embed(input_ids)
         place_BT, position_B = place_in_document(state.position, length, hold_BT, reset_BT)
         angles = rotary_angles(place_BT, c.head_width, c.rope_base, self.state_dtype)
         extended, mask = state.cache.extend(length, hold_BT, reset_BT)
@@ -113,10 +105,7 @@ class TransformerPP(LanguageModel):
         cache = AttentionCache(tuple(layers), extended.real, extended.first, extended.masked)
         if reset_BT is not None:
             cache = cache.forget_unreadable()
-        return self.final_norm(x_BTD).to(x_BTD.dtype), TransformerPPState(cache, position_B)
-
-    def describe_taps(self) -> dict[str, Tap]:
-        return {"embedding": EMBEDDING}
+        return self.features(x_BTD), TransformerPPState(cache, position_B)
 
     def body_flops(self, length: int) -> dict[str, int]:
         c = self.config
@@ -137,9 +126,6 @@ class TransformerPP(LanguageModel):
         cache = AttentionCache.empty(batch, c.n_layers, c.n_kv_heads, c.head_width, device, dtype)
         position_B = torch.zeros(batch, device=device, dtype=torch.long)
         return TransformerPPState(cache, position_B)
-
-    def head_weight(self) -> Tensor:
-        return self.embedding.weight if self.head is None else self.head.weight
 
     def state_bytes(self, batch: int = 1, length: int = 0) -> int:
         c = self.config

@@ -7,45 +7,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.errors import ConfigError
-from palimpsest.models.config import ModelConfig, between, positive
+from palimpsest.models.config import between, positive
 from palimpsest.models.registry import preset
 from palimpsest.models.scaling import WIDTHS, Scaling, head_width, rounded
-from palimpsest.models.trunk import one_of
+from palimpsest.models.stack import StackConfig
 
 __all__ = ["SCALING", "TransformerPPConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerPPConfig(ModelConfig):
-    """Transformer++. There is no longest text: rotary positions have no bound.
+class TransformerPPConfig(StackConfig):
+    """Transformer++; other fields are those of every stack.
+
+    There is no longest text: rotary positions have no bound.
 
     Attributes:
-        d_model: width of the stream.
-        n_layers: layers.
         n_heads: query heads; divides ``d_model`` into parts of an even width.
         n_kv_heads: heads of keys and values, which divides ``n_heads``; None: as many.
         d_ffn: hidden width of the SwiGLU; None: 8/3 of ``d_model``, rounded up to a multiple of
             64, or of 8 where ``d_model`` is below 512.
         rope_base: base of the rotary angles' wavelengths, in tokens.
-        norm_eps: what the norms add to the mean square.
-        dropout: probability of dropping an entry of the embeddings, and of what each half of a
-            layer adds to the stream, while training.
-        tie_embeddings: whether the head is the embedding's own matrix.
     """
 
-    d_model: int
-    n_layers: int
     n_heads: int
     n_kv_heads: int | None = None
     d_ffn: int | None = None
     rope_base: float = 10000.0
-    norm_eps: float = 1e-6
-    dropout: float = 0.0
-    tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "d_model", "n_layers", "n_heads")
+        positive(self, "n_heads")
         if self.n_kv_heads is None:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         if self.d_ffn is None:
@@ -64,10 +55,6 @@ class TransformerPPConfig(ModelConfig):
                 "keys and values in equal groups"
             )
         between(self, "rope_base", 1.0, math.inf)
-        between(self, "norm_eps", 0.0, 1.0)
-        if self.dropout != 0:
-            between(self, "dropout", 0.0, 1.0)
-        one_of(self, "tie_embeddings", False, True)
 
     @property
     def head_width(self) -> int:

@@ -12,8 +12,8 @@ from palimpsest.errors import ConfigError
 from palimpsest.layers.local_conv import ConvPadding
 from palimpsest.layers.retrieval import Query, RetrievalStart
 from palimpsest.layers.triple_layer import Fusion
-from palimpsest.models.config import positive
-from palimpsest.models.trunk import TrunkConfig, one_of
+from palimpsest.models.config import one_of, positive
+from palimpsest.models.trunk import TrunkConfig
 
 __all__ = [
     "GatedHybridConfig",

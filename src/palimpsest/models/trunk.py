@@ -13,27 +13,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from palimpsest.errors import ConfigError
 from palimpsest.layers.dropout import dropout
 from palimpsest.layers.memory_taps import EMBEDDING
 from palimpsest.layers.token_embedding import TokenEmbedding
-from palimpsest.models.config import ModelConfig, positive
+from palimpsest.models.config import ModelConfig, one_of, positive, probability
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.taps import Tap, tap
 
-__all__ = ["TrunkConfig", "TrunkModel", "one_of"]
-
-
-def one_of(config: ModelConfig, name: str, *choices: object) -> None:
-    """Require one of some values.
-
-    Raises:
-        ConfigError: names the field and the choices.
-    """
-    if getattr(config, name) not in choices:
-        raise ConfigError(
-            f"{name}={getattr(config, name)!r}: must be {' or '.join(map(repr, choices))}"
-        )
+__all__ = ["TrunkConfig", "TrunkModel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +48,7 @@ class TrunkConfig(ModelConfig):
         super().__post_init__()
         positive(self, "d_model", "n_layers", "n_heads", "max_seq_len")
         one_of(self, "positions", "learned", "none")
-        if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)):
-            raise ConfigError(f"dropout={self.dropout!r}: must be a number")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout={self.dropout}: must be at least 0 and below 1")
+        probability(self, "dropout")
 
 
 class TrunkModel(LanguageModel):

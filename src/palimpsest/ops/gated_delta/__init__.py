@@ -5,12 +5,13 @@ B batch, T positions, H heads, K width of keys and queries, V width of values.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from palimpsest.ops.decay_scan.arguments import arithmetic_dtype, require_shape
 from palimpsest.ops.dispatch import Dispatcher
 from palimpsest.ops.gated_delta.chunked import gated_delta_chunked
-from palimpsest.ops.gated_delta.library import fla_missing, gated_delta_fla
+from palimpsest.ops.gated_delta.library import WIDEST, fla_missing, gated_delta_fla
 from palimpsest.ops.gated_delta.reference import gated_delta_reference
 
 __all__ = ["gated_delta"]
@@ -40,9 +41,10 @@ def gated_delta(
     it before the decay: :mod:`palimpsest.ops.grounded_loop`.)
 
     Backend chosen where none is named: ``reference`` for a single position; else ``fla`` on CUDA
-    where ``fla-core`` is installed, unless the arithmetic is in float64; else ``chunked``.
-    Arithmetic is in the widest dtype of the arguments, at least float32 (``fla`` takes its
-    products in bf16 where the values are bf16).
+    where ``fla-core`` is installed and its products are no coarser than asked for: with bf16 or
+    fp16 values, or with float32 ones after ``torch.set_float32_matmul_precision("high")``, since
+    its float32 products are in TF32; else ``chunked``. Arithmetic is in the widest dtype of the
+    arguments, at least float32 (``fla`` takes its products in the values' own).
 
     Args:
         queries_BTHK: what each position reads with.
@@ -98,8 +100,10 @@ def gated_delta(
     def automatic() -> str:
         if length == 1:
             return "reference"
-        fla = values_BTHV.is_cuda and dtype.itemsize == 4 and fla_missing() is None
-        return "fla" if fla else "chunked"
+        half = values_BTHV.dtype.itemsize == 2
+        coarse = half or torch.get_float32_matmul_precision() != "highest"
+        suits = values_BTHV.is_cuda and dtype == torch.float32 and key_width <= WIDEST and coarse
+        return "fla" if suits and fla_missing() is None else "chunked"
 
     run = _dispatcher.pick(backend, automatic)
     wide = values_BTHV.dtype if run is gated_delta_fla else dtype

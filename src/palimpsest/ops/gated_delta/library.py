@@ -13,7 +13,9 @@ from torch import Tensor
 
 from palimpsest.ops.dispatch import BackendUnavailableError
 
-__all__ = ["fla_missing", "gated_delta_fla"]
+__all__ = ["WIDEST", "fla_missing", "gated_delta_fla"]
+
+WIDEST = 256  # keys that the kernels take
 
 
 @functools.cache
@@ -22,7 +24,7 @@ def fla_missing() -> str | None:
     if not torch.cuda.is_available():
         return "it needs a CUDA device; use backend='chunked' here"
     if importlib.util.find_spec("fla") is None:
-        return "fla-core is not installed; pip install fla-core"
+        return "fla-core is not installed; pip install 'palimpsest-lm[fla]'"
     try:
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # noqa: F401
     except Exception as failure:  # whatever Triton or the driver has to say
