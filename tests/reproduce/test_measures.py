@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import palimpsest
 from palimpsest.errors import ConfigError, InputError
@@ -27,6 +28,7 @@ from palimpsest.reproduce.experiments import (
     TextExperiment,
     ThroughputExperiment,
 )
+from palimpsest.reproduce.jobs import Job, execute
 from palimpsest.text import ByteTokenizer, load_corpus
 
 from .conftest import TINY
@@ -189,18 +191,41 @@ def test_a_recipe_is_trained_resumed_and_measured(
     assert trained["metrics"]["bits_per_byte"] == whole["metrics"]["bits_per_byte"]
 
 
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        RecipeExperiment(
+            recipe={
+                "data": {"seq_len": 16},
+                "optimizer": {},
+                "train": {"steps": 4, "batch_size": 2},
+            }
+        ),
+        TextExperiment(steps=4, batch=2, length=16, windows=4),
+        RecallExperiment(steps=4, batch=2, length=16, eval_batches=1),
+    ],
+    ids=lambda experiment: experiment.kind,
+)
 def test_a_diverged_run_is_a_result(
-    texts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: Any, texts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def diverge(*arguments: Any, **options: Any) -> None:
-        raise measure_recipe.TrainingDivergedError("step 3: the loss is nan")
+    def spoilt(self: torch.nn.Module, input_ids: Tensor, *args: Any, **options: Any) -> Any:
+        found = forward(self, input_ids, *args, **options)
+        found.loss_sum *= math.nan
+        return found
 
-    monkeypatch.setattr(measure_recipe, "train", diverge)
-    experiment = RecipeExperiment(
-        recipe={"data": {"seq_len": 16}, "optimizer": {}, "train": {"steps": 4, "batch_size": 2}}
+    forward = palimpsest.models.LanguageModel.forward
+    monkeypatch.setattr(palimpsest.models.LanguageModel, "forward", spoilt)
+    job = Job(
+        key="row",
+        label="row",
+        executor=experiment.executor,
+        config=config(experiment),
+        paths=paths_of(texts),
     )
-    found = measure_recipe.run(config(experiment), paths_of(texts), str(tmp_path / "a"), nothing)
+    found = execute(job, tmp_path / "unfinished", nothing)
     assert found["metrics"] == {} and "nan" in found["facts"]["diverged"]
+    assert list((tmp_path / "unfinished").rglob("*.*")) == []
 
 
 def test_the_code_version_follows_imports_only() -> None:

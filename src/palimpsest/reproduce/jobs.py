@@ -20,6 +20,7 @@ import torch
 
 from palimpsest.errors import InputError
 from palimpsest.files import read_json, write_json
+from palimpsest.training import TrainingDivergedError
 from palimpsest.training.provenance import versions
 
 __all__ = ["Job", "execute", "read_result", "slug", "stale", "write_result"]
@@ -86,13 +87,17 @@ def execute(job: Job, folder: Path, advance: Callable[[int], None]) -> dict[str,
         advance: called with tokens done.
 
     Returns:
-        The result, ready for :func:`write_result`.
+        The result, ready for :func:`write_result`. A run that diverges is one too: it has no
+        metrics, and its facts say so.
     """
     module, _, name = job.executor.partition(":")
     carry_out = getattr(importlib.import_module(module), name)
     began = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
-        measured = carry_out(job.config, job.paths, str(folder / job.key), advance)
+        try:
+            measured = carry_out(job.config, job.paths, str(folder / job.key), advance)
+        except TrainingDivergedError as failure:
+            measured = {"metrics": {}, "parameters": 0, "facts": {"diverged": str(failure)}}
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,

@@ -16,7 +16,7 @@ import torch
 from palimpsest.errors import ConfigError
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.reproduce.experiments import RecallExperiment
-from palimpsest.reproduce.measure_text import build_row
+from palimpsest.reproduce.measure_text import build_row, require_finite
 from palimpsest.tasks import RecallTask, Task
 from palimpsest.training.optimizer import make_optimizer, set_lr
 from palimpsest.training.recipe import OptimizerRecipe
@@ -68,6 +68,7 @@ def _train(
         examples = dataclasses.replace(task, length=length).batch(experiment.batch, generator)
         loss = model(examples.inputs, targets=examples.labels).loss
         assert loss is not None
+        require_finite(loss, step, seed)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), experiment.clip_norm)
         optimizer.step()

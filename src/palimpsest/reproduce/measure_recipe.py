@@ -52,8 +52,10 @@ def run(
         advance: called with tokens done.
 
     Returns:
-        As there; "facts" has the curve of validation by tokens. A run that diverges has no metrics
-        and says so in its facts.
+        As there; "facts" has the curve of validation by tokens.
+
+    Raises:
+        TrainingDivergedError: a loss that is no finite number; the folder is removed.
     """
     experiment = RecipeExperiment(**config["experiment"])
     recipe = recipe_of(experiment, config, paths)
@@ -61,10 +63,9 @@ def run(
     with _reported(target, advance):
         try:
             result = _train(recipe, target, {"config": config, "paths": dict(paths)})
-        except TrainingDivergedError as failure:
-            shutil.rmtree(target, ignore_errors=True)
-            _mark(target).unlink(missing_ok=True)
-            return {"metrics": {}, "parameters": 0, "facts": {"diverged": str(failure)}}
+        except TrainingDivergedError:
+            _discard(target)
+            raise
     if not result.finished:
         raise KeyboardInterrupt(signal.Signals(result.stopped_by or signal.SIGINT).name)
     tokenizer = load_tokenizer("bytes" if experiment.tokenizer == "bytes" else paths["tokenizer"])
@@ -104,8 +105,7 @@ def run(
         "curve": curve,
         "training_seconds": rows[-1]["elapsed"],
     }
-    shutil.rmtree(target, ignore_errors=True)
-    _mark(target).unlink(missing_ok=True)
+    _discard(target)
     return {"metrics": metrics, "parameters": result.model.num_parameters(), "facts": facts}
 
 
@@ -129,6 +129,11 @@ def recipe_of(
 
 def _mark(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.{OWNER}")
+
+
+def _discard(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _mark(folder).unlink(missing_ok=True)
 
 
 def _train(recipe: Recipe, folder: Path, owner: dict[str, Any]) -> RunResult:

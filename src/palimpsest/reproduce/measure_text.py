@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from palimpsest.errors import ConfigError, InputError
 from palimpsest.models.language_model import LanguageModel
@@ -29,12 +30,14 @@ from palimpsest.text import (
     read_documents,
     split_documents,
 )
+from palimpsest.training import TrainingDivergedError
 from palimpsest.training.optimizer import fused_adamw_works
 
 __all__ = [
     "build_row",
     "first_windows",
     "optimizer_decaying_everything",
+    "require_finite",
     "run",
     "train_on_windows",
 ]
@@ -118,6 +121,9 @@ def train_on_windows(
         experiment: the protocol.
         seed: of the windows' generator.
         advance: called with tokens done.
+
+    Raises:
+        TrainingDivergedError: the loss is no finite number.
     """
     optimizer = optimizer_decaying_everything(model, experiment.lr, experiment.weight_decay)
     sampler = RandomWindowSampler(corpus, experiment.length, experiment.batch, seed=seed)
@@ -126,6 +132,7 @@ def train_on_windows(
         batch = sampler.batch_at(step)
         loss = model(batch.inputs, targets=batch.targets).loss
         assert loss is not None
+        require_finite(loss, step, seed)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), experiment.clip_norm)
         optimizer.step()
@@ -133,6 +140,17 @@ def train_on_windows(
         if advance is not None:
             advance(experiment.batch * experiment.length)
     return model
+
+
+def require_finite(loss: Tensor, step: int, seed: int) -> None:
+    """Stop a run whose loss, before a step's update, says that it has diverged.
+
+    Raises:
+        TrainingDivergedError: the loss is infinite or no number.
+    """
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise TrainingDivergedError(f"the loss is {value} at step {step} of seed {seed}")
 
 
 def optimizer_decaying_everything(
