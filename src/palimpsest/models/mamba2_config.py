@@ -8,7 +8,7 @@ from typing import Any
 from palimpsest.errors import ConfigError
 from palimpsest.models.config import at_least, positive
 from palimpsest.models.registry import preset
-from palimpsest.models.scaling import WIDTHS, Scaling
+from palimpsest.models.scaling import Scaling
 from palimpsest.models.stack import StackConfig
 
 __all__ = ["SCALING", "Mamba2Config"]
@@ -70,13 +70,14 @@ def sizes(width: int, n_layers: int) -> dict[str, Any]:
     return {
         "d_model": width,
         "n_layers": n_layers,
-        "head_dim": 32 if width < 128 else 64,
+        "head_dim": 32 if width < 128 or width % 32 else 64,
         "state_dim": 32 if width < 128 else 64 if width < 512 else 128,
     }
 
 
 SCALING = Scaling(
-    widths=WIDTHS,
+    # twice the width holds whole heads; finer than WIDTHS, for state_dim moves a wide layer little
+    widths=(*range(16, 768, 16), *range(768, 8193, 32)),
     fields=sizes,
     layers=lambda width: max(1, round(8 * (width / 128) ** 0.61)),  # 8 at 128, 24 at 768
     fine="state_dim",
