@@ -97,3 +97,34 @@ def test_state_bytes(setting: Setting) -> None:
         state = model(random_ids(model, batch, length)).state
         assert model.state_bytes(batch, length) == state.nbytes
         assert state.batch_size == batch
+
+
+@models_only()
+def test_a_state_keeps_nothing_else_in_memory(setting: Setting) -> None:
+    """Not the text that it is the end of, for which its own size would then say nothing."""
+    model = setting.build().eval()
+    if getattr(model.config, "memory_cap", 0):
+        pytest.skip("pairs above the cap give their room back once they are most of it")
+    ids = random_ids(model, 2, min(64, model.max_length or 64))
+    reset = torch.zeros_like(ids, dtype=torch.bool)
+    reset[:, 5] = True
+    for options in ({}, {"reset_mask": reset}):
+        with torch.no_grad():
+            state = model(ids, **options).state
+        storages = {
+            t.untyped_storage().data_ptr(): t.untyped_storage() for _, t in state.named_tensors()
+        }
+        kept = sum(storage.nbytes() for storage in storages.values())
+        # keys and values of documents that are over may lie before those of the last one
+        assert kept <= model.state_bytes(2, ids.shape[1])
+
+
+@models_only()
+def test_state_bytes_in_bf16(setting: Setting) -> None:
+    model = setting.build().eval()
+    ids = random_ids(model, 2, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model(ids).state.nbytes == model.state_bytes(2, 8)
+    model.bfloat16()
+    with torch.no_grad():
+        assert model(ids).state.nbytes == model.state_bytes(2, 8)

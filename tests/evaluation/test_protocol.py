@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palimpsest.errors import InputError
-from palimpsest.evaluation.protocol import IGNORED, Protocol, document_windows, first_counted
+from palimpsest.evaluation.protocol import (
+    IGNORED,
+    Protocol,
+    document_windows,
+    first_counted,
+    text_windows,
+)
 from palimpsest.text import ByteTokenizer
 
 BOS = 257
@@ -66,8 +72,16 @@ def test_strided_windows_have_context() -> None:
 
 def test_a_limit_keeps_the_first_windows() -> None:
     protocol = Protocol(seq_len=4, max_windows=2, bos="none")
-    windows = list(document_windows(np.arange(30), protocol, None))
-    assert [w.inputs.tolist() for w in windows] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    windows = list(text_windows([np.arange(30)], protocol, None))
+    assert [(i, w.inputs.tolist()) for i, w in windows] == [(0, [0, 1, 2, 3]), (0, [4, 5, 6, 7])]
+
+
+def test_a_limit_counts_the_windows_of_all_documents() -> None:
+    protocol = Protocol(seq_len=4, max_windows=3, bos="none")
+    documents = [np.arange(6), np.arange(1), np.arange(10, 30), np.arange(5)]
+    windows = list(text_windows(documents, protocol, None))
+    assert [i for i, _ in windows] == [0, 0, 2]
+    assert len(list(text_windows(documents, Protocol(seq_len=4, bos="none"), None))) == 8
 
 
 @pytest.mark.parametrize(

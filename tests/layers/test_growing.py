@@ -73,6 +73,23 @@ def test_a_window_of_the_newest_keeps_its_room() -> None:
     assert copies < 30
 
 
+@torch.no_grad()
+def test_what_is_left_of_much_gives_the_room_back() -> None:
+    value = Growing(some(0)).append(some(1000)).without_first(990)
+    assert torch.equal(value.entries, some(1000)[:, 990:])
+    assert value.entries.untyped_storage().nbytes() == value.nbytes
+    longer = value.append(some(1, 2))
+    assert torch.equal(longer.entries, torch.cat([some(1000)[:, 990:], some(1, 2)], 1))
+
+
+@torch.no_grad()
+def test_a_part_does_not_keep_the_whole() -> None:
+    whole = torch.cat([some(9), some(9, 1)], dim=2)
+    value = Growing(some(0)).append(whole[..., :WIDTH])
+    assert torch.equal(value.entries, some(9))
+    assert value.entries.untyped_storage().nbytes() == value.nbytes
+
+
 def test_gradients_flow_through_every_entry() -> None:
     first, second = some(3).requires_grad_(), some(2, 1).requires_grad_()
     value = Growing(first).append(second)

@@ -40,7 +40,7 @@ class PositionsArgs:
     """How many, for --spacing equal."""
 
     max_windows: int | None = None
-    """Only the first so many windows of each document."""
+    """Only the first so many windows of the text."""
 
     batch_size: int = 8
     """Windows read at once; changes the result by rounding only."""

@@ -74,7 +74,7 @@ class EvalArgs:
     """The field of a JSON object that holds the text."""
 
     max_windows: int | None = None
-    """Only the first so many windows of each document."""
+    """Only the first so many windows of the text."""
 
     tokenizer: str | None = None
     """"bytes", a tokenizer file, or a folder that holds one. By default the model's own."""

@@ -231,7 +231,7 @@ def _gather(
         "tokens": settings.tokens,
         "entries": list(entries.values()),
         "data": {key: dict(about) for key, about in data.items()},
-        "dtype": sorted({run["dtype"] for run in found.values()}),
+        "dtype": sorted({run["dtype"] for run in found.values() if run["dtype"]}),
         "protocol": next(
             (run["facts"]["protocol"] for run in found.values() if "protocol" in run["facts"]), ""
         ),

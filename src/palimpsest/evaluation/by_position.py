@@ -27,7 +27,7 @@ from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import Precision, check_precision, inference
 from palimpsest.evaluation.perplexity import check_tokenizer
 from palimpsest.evaluation.progress import track
-from palimpsest.evaluation.protocol import IGNORED, BosRule, Protocol, Window, document_windows
+from palimpsest.evaluation.protocol import IGNORED, BosRule, Protocol, Window, text_windows
 from palimpsest.evaluation.record import TextResult, provenance
 from palimpsest.evaluation.statistics import Estimate, mean
 from palimpsest.models.language_model import LanguageModel, Predict
@@ -196,11 +196,11 @@ def evaluate_positions(
     )
     windows: list[Window] = []
     read = 0
-    for index in range(corpus.num_documents):
-        for window in document_windows(corpus.document(index), protocol, tokenizer.bos_id):
-            read += int((window.targets != IGNORED).sum())
-            if len(window.targets) == stretch:
-                windows.append(window)
+    documents = map(corpus.document, range(corpus.num_documents))
+    for _, window in text_windows(documents, protocol, tokenizer.bos_id):
+        read += int((window.targets != IGNORED).sum())
+        if len(window.targets) == stretch:
+            windows.append(window)
     if len(windows) < LEAST_WINDOWS:
         raise InputError(
             f"{path}: fills {len(windows)} windows of {seq_len} tokens, and standard errors need "
@@ -217,9 +217,8 @@ def evaluate_positions(
             "has diverged"
         )
     return PositionsResult(
-        **provenance(model, precision),
+        **provenance(model, precision, stretch),
         source=source,
-        state_bytes=model.state_bytes(1, stretch),
         data=str(path),
         data_sha256=corpus.text_sha256,
         tokenizer=tokenizer.name,

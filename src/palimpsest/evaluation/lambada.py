@@ -210,9 +210,8 @@ def evaluate_lambada(
             "hold NaN or infinite values, so its training has diverged"
         )
     return LambadaResult(
-        **provenance(model, precision),
+        **provenance(model, precision, stretch),
         source=source,
-        state_bytes=model.state_bytes(1, stretch),
         data=str(path),
         data_sha256=file_sha256(path),
         tokenizer=tokenizer.name,

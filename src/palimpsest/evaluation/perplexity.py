@@ -9,7 +9,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,8 @@ from palimpsest.evaluation.protocol import (
     IGNORED,
     Protocol,
     Window,
-    document_windows,
     first_counted,
+    text_windows,
 )
 from palimpsest.evaluation.record import provenance
 from palimpsest.evaluation.result import EvaluationResult
@@ -126,10 +127,11 @@ def evaluate_documents(
     counts = [0, 0]  # tokens, bytes
 
     def windows() -> Iterator[Window]:
-        for index in range(corpus.num_documents):
-            document = corpus.document(index)
+        documents = map(corpus.document, range(corpus.num_documents))
+        found = text_windows(documents, protocol, tokenizer.bos_id)
+        for index, those in groupby(found, key=itemgetter(0)):
             counted = 0
-            for window in document_windows(document, protocol, tokenizer.bos_id):
+            for _, window in those:
                 counted += int((window.targets != IGNORED).sum())
                 yield window
             counts[0] += counted
@@ -151,9 +153,8 @@ def evaluate_documents(
             "hold NaN or infinite values, so its training has diverged"
         )
     return EvaluationResult(
-        **provenance(model, precision),
+        **provenance(model, precision, stretch),
         source=source,
-        state_bytes=model.state_bytes(1, stretch),
         data=data,
         data_sha256=corpus.text_sha256,
         documents=corpus.num_documents,
@@ -217,8 +218,7 @@ def _progress(
     total = corpus.num_tokens
     if protocol.max_windows is not None:
         step = protocol.stride or protocol.seq_len
-        most = protocol.seq_len + (protocol.max_windows - 1) * step
-        total = sum(min(len(corpus.document(i)), most) for i in range(corpus.num_documents))
+        total = min(total, protocol.seq_len + (protocol.max_windows - 1) * step)
     return track(data, total)
 
 

@@ -21,7 +21,7 @@ Legend: N tokens of a window, S stride, L tokens of a stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -32,7 +32,16 @@ from palimpsest.errors import InputError
 from palimpsest.models.language_model import Predict
 from palimpsest.text import Tokenizer
 
-__all__ = ["IGNORED", "BosRule", "Kind", "Protocol", "Window", "document_windows", "first_counted"]
+__all__ = [
+    "IGNORED",
+    "BosRule",
+    "Kind",
+    "Protocol",
+    "Window",
+    "document_windows",
+    "first_counted",
+    "text_windows",
+]
 
 Kind = Literal["windows", "strided", "carried"]
 BosRule = Literal["auto", "document", "window", "none"]
@@ -51,7 +60,7 @@ class Protocol:
         stride: S, in tokens, for "strided" only; None takes half of N.
         predict: "next" or "current", how logits align with tokens (see ``LanguageModel.forward``).
         bos: where BOS is read; "auto" is "document" where the tokenizer has one, else "none".
-        max_windows: stop after so many windows of each document; None for all. Not for "carried".
+        max_windows: stop after so many windows of the whole text; None for all. Not for "carried".
 
     Raises:
         InputError: values that mean nothing together.
@@ -119,7 +128,7 @@ class Protocol:
         else:
             cut = f"windows of {self.seq_len} tokens every {self.stride}, state reset at each"
         if self.max_windows is not None:
-            cut += f", the first {self.max_windows} of each document"
+            cut += f", the first {self.max_windows}"
         before = {
             "document": "BOS before each document",
             "window": "BOS before each window",
@@ -146,7 +155,7 @@ def first_counted(protocol: Protocol) -> int:
 def document_windows(
     tokens: NDArray[Any], protocol: Protocol, bos_id: int | None
 ) -> Iterator[Window]:
-    """The windows of one document; for "carried", one window that is the whole document.
+    """All windows of one document; for "carried", one window that is the whole document.
 
     Args:
         tokens: (n,) ids of the text, without BOS or EOS.
@@ -163,13 +172,26 @@ def document_windows(
     length = len(stream)
     size = length if protocol.kind == "carried" else protocol.seq_len
     step = protocol.stride or size
-    low, number = first, 0
-    while counted < length and number != protocol.max_windows:
+    low = first
+    while counted < length:
         high = min(low + size, length)
         if high > counted:  # not where a window of one token is BOS itself
             yield _cut(stream, low, high, counted, protocol.predict, lead)
             counted = high
-        low, number = low + step, number + 1
+        low += step
+
+
+def text_windows(
+    documents: Iterable[NDArray[Any]], protocol: Protocol, bos_id: int | None
+) -> Iterator[tuple[int, Window]]:
+    """The windows of all documents, each with its document's number; ``max_windows`` in all."""
+    left = protocol.max_windows
+    for index, tokens in enumerate(documents):
+        for window in document_windows(tokens, protocol, bos_id):
+            if left == 0:
+                return
+            yield index, window
+            left = None if left is None else left - 1
 
 
 def _cut(

@@ -199,9 +199,8 @@ def evaluate_recall(
             f"the loss of {source or model.registry_name} is not finite: its training has diverged"
         )
     return RecallResult(
-        **provenance(model, precision),
+        **provenance(model, precision, longest),
         source=source,
-        state_bytes=model.state_bytes(1, longest),
         data=", ".join(task.name for task in tasks),
         data_sha256=digest.hexdigest(),
         protocol=f"{examples} fresh examples of each task, generator seeded {examples_seed}; "

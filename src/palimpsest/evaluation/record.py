@@ -20,7 +20,7 @@ from rich.table import Table
 
 from palimpsest._version import __version__
 from palimpsest.errors import InputError
-from palimpsest.evaluation.inference import Precision, dtype_label
+from palimpsest.evaluation.inference import Precision, dtype_label, inference
 from palimpsest.files import read_json, write_json
 from palimpsest.models.language_model import LanguageModel
 
@@ -214,9 +214,18 @@ def load_result(path: str | Path) -> Result:
     return _kinds[schema]._from_dict(data, path)
 
 
-def provenance(model: LanguageModel, precision: Precision) -> dict[str, Any]:
-    """The fields of a :class:`Result` that follow from the model and the machine alone."""
+def provenance(model: LanguageModel, precision: Precision, stretch: int) -> dict[str, Any]:
+    """The fields of a :class:`Result` that follow from the model and the machine alone.
+
+    Args:
+        model: what was measured.
+        precision: in which.
+        stretch: the most tokens that one state has read.
+    """
+    with inference(model, precision):
+        state_bytes = model.state_bytes(1, stretch)
     return {
+        "state_bytes": state_bytes,
         "model": model.registry_name,
         "parameters": model.num_parameters(),
         "dtype": dtype_label(model, precision),

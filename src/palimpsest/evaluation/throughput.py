@@ -161,9 +161,8 @@ def measure_throughput(
         longest = max(lengths) + (decode_tokens if "decode" in phases else 0)
         ids = random_ids(model, max(batches), max(lengths))
         results[name] = ThroughputResult(
-            **provenance(model, precision),
+            **provenance(model, precision, longest),
             source=name,
-            state_bytes=model.state_bytes(1, longest),
             data=f"random ids below {model.config.vocab_size}, generator seeded 0",
             data_sha256=hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest(),
             protocol=f"medians of {rounds} rounds, {len(cells)} measurements in turn; memory: "
@@ -280,6 +279,8 @@ class _Cell:
         decode = self.phase == "decode"
         tokens = self.batch * (self.decode_tokens if decode else self.length)
         end = self.length + (self.decode_tokens if decode else 0)
+        with inference(self.model, self.precision):
+            state_bytes = self.model.state_bytes(self.batch, end)
         return ThroughputRow(
             phase=self.phase,
             batch=self.batch,
@@ -288,7 +289,7 @@ class _Cell:
             seconds=tuple(self.seconds),
             tokens_per_s=tokens / statistics.median(self.seconds),
             peak_bytes=self.peak,
-            state_bytes=self.model.state_bytes(self.batch, end),
+            state_bytes=state_bytes,
         )
 
     def _prefill(self, ids_BT: Tensor) -> tuple[Tensor, State]:

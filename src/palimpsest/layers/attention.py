@@ -102,7 +102,7 @@ class AttentionCache(State):
         if reset_BT is not None:
             masked_B = masked_B | reset_BT.any(1)
         first_BT = first_readable(self.first, length, past, reset_BT)
-        cache = AttentionCache(self.keys_values, real, first_BT[:, -1], masked_B)
+        cache = AttentionCache(self.keys_values, real, first_BT[:, -1].clone(), masked_B)
         if past == 0 and hold_BT is None and reset_BT is None:
             return cache, None
         some_masked = bool(masked_B.any())

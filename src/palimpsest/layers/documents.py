@@ -38,7 +38,7 @@ def place_in_document(
         # counts never fall, so that the latest start is the largest of them
         start_BT = torch.where(reset_BT, before_BT, 0).cummax(1).values
         before_BT, after_BT = before_BT - start_BT, after_BT - start_BT
-    return before_BT, after_BT[:, -1]
+    return before_BT, after_BT[:, -1].clone()  # a state must not keep the (B,T) alive
 
 
 def previous_ids(
@@ -57,7 +57,7 @@ def previous_ids(
     """
     if hold_BT is None and reset_BT is None:
         line = torch.cat([last_B[:, None], input_ids], dim=1)
-        return line[:, :-1], line[:, -1]
+        return line[:, :-1], line[:, -1].clone()
     place_T = torch.arange(input_ids.shape[1], device=input_ids.device)
     latest_BT = place_T.expand_as(input_ids)
     if hold_BT is not None:

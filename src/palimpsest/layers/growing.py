@@ -22,6 +22,7 @@ from palimpsest.state import State
 __all__ = ["Growing"]
 
 LEAST_ROOM = 64
+WASTE = 4  # times as much room as is used; while one entry comes and one goes it is at most 2
 
 
 class _Buffer:
@@ -60,7 +61,9 @@ class Growing(State):
             new: (B,T,…). A wider dtype than before widens all entries.
         """
         if self.length == 0:
-            return Growing(new)
+            # not the rest of a larger tensor with it; a graph keeps that one anyway
+            whole = torch.is_grad_enabled() or new.untyped_storage().nbytes() == new.nbytes
+            return Growing(new if whole else new.clone())
         dtype = torch.promote_types(self.entries.dtype, new.dtype)
         if torch.is_grad_enabled():
             return Growing(torch.cat([self.entries.to(dtype), new.to(dtype)], dim=1))
@@ -85,10 +88,12 @@ class Growing(State):
         return Growing(buffer.data[:, start:needed])._in(buffer, needed)
 
     def without_first(self, count: int) -> Growing:
-        """These entries but the oldest ``count``."""
-        home = self._home()
-        rest = Growing(self.entries[:, count:])
-        return rest if home is None else rest._in(*home)
+        """These entries but the oldest ``count``, whose room is given back where it is most."""
+        home, rest = self._home(), self.entries[:, count:]
+        room = self.length * rest.untyped_storage().nbytes() // max(1, self.nbytes)
+        if room > WASTE * max(rest.shape[1], LEAST_ROOM):
+            return Growing(rest.clone())
+        return Growing(rest) if home is None else Growing(rest)._in(*home)
 
     def _home(self) -> tuple[_Buffer, int] | None:
         """The buffer that the entries lie in and where they end; not a field, so that a value made

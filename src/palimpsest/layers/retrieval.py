@@ -89,7 +89,8 @@ class RetrievalMemory(State):
         keys, values = self.keys.append(key_BT), self.values.append(input_ids)
         usable_BN = keys.entries >= 0
         first_BT = first_readable(self.first, length, past, reset_BT)
-        first_B, all_readable = first_BT[:, -1], reset_BT is None and not bool(self.first.any())
+        first_B = first_BT[:, -1].clone()  # a state must not keep the (B,T) alive
+        all_readable = reset_BT is None and not bool(self.first.any())
         if cap and keys.length > cap:
             # the oldest of the last `cap` pairs before t, and before the position to come
             count_BN = usable_BN.cumsum(1)

@@ -187,6 +187,14 @@ class LanguageModel(nn.Module, ABC):
         """States are kept in at least fp32."""
         return torch.promote_types(self.dtype, torch.float32)
 
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """What matrix products give here and now: the parameters' dtype, or that of autocast."""
+        kind = self.device.type
+        lowered = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        lowered = lowered and self.dtype != torch.float64  # which autocast leaves alone
+        return torch.get_autocast_dtype(kind) if lowered else self.dtype
+
     def forward(
         self,
         input_ids: Tensor,
@@ -242,7 +250,7 @@ class LanguageModel(nn.Module, ABC):
         )
 
     def state_bytes(self, batch: int = 1, length: int = 0) -> int:
-        """Bytes of the state after ``length`` tokens."""
+        """Bytes of the state after ``length`` tokens, read in the dtype of here and now."""
         with torch.device("meta"):
             state = self.init_state(batch, device="meta")
         return state.nbytes

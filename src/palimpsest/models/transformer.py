@@ -124,7 +124,7 @@ class TransformerBase(TrunkModel):
     def state_bytes(self, batch: int = 1, length: int = 0) -> int:
         # keys and values of every layer, and one byte that says whether they are padding
         numbers = 2 * self.config.n_layers * self.config.d_model
-        per_token = numbers * self.state_dtype.itemsize + 1
+        per_token = numbers * self.compute_dtype.itemsize + 1
         return super().state_bytes(batch) + batch * length * per_token
 
 

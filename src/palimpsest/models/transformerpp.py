@@ -132,5 +132,5 @@ class TransformerPP(StackModel):
         assert c.n_kv_heads is not None
         # keys and values of every layer, and one byte that says whether they are padding
         numbers = 2 * c.n_layers * c.n_kv_heads * c.head_width
-        per_token = numbers * self.state_dtype.itemsize + 1
+        per_token = numbers * self.compute_dtype.itemsize + 1
         return super().state_bytes(batch) + batch * length * per_token

@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +20,11 @@ from typing import Any
 import torch
 
 from palimpsest.errors import InputError
-from palimpsest.files import read_json, write_json
+from palimpsest.files import read_json, write_json, write_text
 from palimpsest.training import TrainingDivergedError
 from palimpsest.training.provenance import versions
 
-__all__ = ["Job", "execute", "read_result", "slug", "stale", "write_result"]
+__all__ = ["Job", "claim", "discard", "execute", "read_result", "slug", "stale", "write_result"]
 
 SCHEMA = "palimpsest-job"
 SCHEMA_VERSION = 1
@@ -83,7 +84,8 @@ def execute(job: Job, folder: Path, advance: Callable[[int], None]) -> dict[str,
 
     Args:
         job: what to do.
-        folder: where what it writes on the way may lie.
+        folder: where what it writes on the way may lie; what another job of that name has left
+            there (of other code, data or settings) is removed first.
         advance: called with tokens done.
 
     Returns:
@@ -93,9 +95,10 @@ def execute(job: Job, folder: Path, advance: Callable[[int], None]) -> dict[str,
     module, _, name = job.executor.partition(":")
     carry_out = getattr(importlib.import_module(module), name)
     began = time.perf_counter()
+    work = claim(folder, job)
     with torch.random.fork_rng(devices=[]):
         try:
-            measured = carry_out(job.config, job.paths, str(folder / job.key), advance)
+            measured = carry_out(job.config, job.paths, str(work), advance)
         except TrainingDivergedError as failure:
             measured = {"metrics": {}, "parameters": 0, "facts": {"diverged": str(failure)}}
     return {
@@ -106,11 +109,37 @@ def execute(job: Job, folder: Path, advance: Callable[[int], None]) -> dict[str,
         "fingerprint": job.fingerprint,
         **job.identity,
         "seed": job.config.get("seed"),
-        "dtype": measured["facts"].get("dtype", "float32"),
+        "dtype": measured["facts"].get("dtype", "float32") if measured["metrics"] else None,
         **measured,
         "seconds": round(time.perf_counter() - began, 2),
         "where": versions(),
     }
+
+
+def claim(folder: Path, job: Job) -> Path:
+    """Where a job keeps what it writes on the way, to go on from if it is interrupted.
+
+    Args:
+        folder: of all jobs.
+        job: its fingerprint and paths, written beside the place, say whose that is.
+    """
+    work, mark = folder / job.key, _mark(folder, job)
+    owner = json.dumps({"fingerprint": job.fingerprint, "paths": dict(job.paths)}, sort_keys=True)
+    if work.exists() and not (mark.is_file() and mark.read_text(encoding="utf-8") == owner):
+        shutil.rmtree(work)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(mark, owner)
+    return work
+
+
+def discard(folder: Path, job: Job) -> None:
+    """Remove what a job has left on the way, once its result is written."""
+    shutil.rmtree(folder / job.key, ignore_errors=True)
+    _mark(folder, job).unlink(missing_ok=True)
+
+
+def _mark(folder: Path, job: Job) -> Path:
+    return folder / f"{job.key}.owner.json"
 
 
 def write_result(folder: Path, job: Job, result: Mapping[str, Any]) -> None:

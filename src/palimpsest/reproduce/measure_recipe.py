@@ -22,7 +22,6 @@ from palimpsest.text import load_tokenizer
 from palimpsest.training import (
     Recipe,
     RunResult,
-    TrainingDivergedError,
     checkpoint_steps,
     model_folder,
     resume,
@@ -37,7 +36,6 @@ __all__ = ["recipe_of", "run"]
 Advance = Callable[[int], None]
 POLL_SECONDS = 1.0
 SAVES = 10  # checkpoints in the course of a run, so that little is lost
-OWNER = "measured.json"  # the settings that a run's folder belongs to
 
 
 def run(
@@ -48,24 +46,21 @@ def run(
     Args:
         config: as there.
         paths: "train" and "valid", and "tokenizer" where the experiment wants one.
-        folder: where the run is kept until it is measured.
+        folder: where the run is kept; one that is there is gone on with, so it must be of these
+            settings, data and code (``jobs.claim``).
         advance: called with tokens done.
 
     Returns:
         As there; "facts" has the curve of validation by tokens.
 
     Raises:
-        TrainingDivergedError: a loss that is no finite number; the folder is removed.
+        TrainingDivergedError: a loss that is no finite number.
     """
     experiment = RecipeExperiment(**config["experiment"])
     recipe = recipe_of(experiment, config, paths)
     target = Path(folder)
     with _reported(target, advance):
-        try:
-            result = _train(recipe, target, {"config": config, "paths": dict(paths)})
-        except TrainingDivergedError:
-            _discard(target)
-            raise
+        result = _train(recipe, target)
     if not result.finished:
         raise KeyboardInterrupt(signal.Signals(result.stopped_by or signal.SIGINT).name)
     tokenizer = load_tokenizer("bytes" if experiment.tokenizer == "bytes" else paths["tokenizer"])
@@ -105,7 +100,6 @@ def run(
         "curve": curve,
         "training_seconds": rows[-1]["elapsed"],
     }
-    _discard(target)
     return {"metrics": metrics, "parameters": result.model.num_parameters(), "facts": facts}
 
 
@@ -127,30 +121,17 @@ def recipe_of(
     return recipe_from_dict(table)
 
 
-def _mark(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.{OWNER}")
-
-
-def _discard(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    _mark(folder).unlink(missing_ok=True)
-
-
-def _train(recipe: Recipe, folder: Path, owner: dict[str, Any]) -> RunResult:
-    """Go on with the run in the folder where it is this one, else begin."""
-    mark, text = _mark(folder), json.dumps(owner, sort_keys=True)
+def _train(recipe: Recipe, folder: Path) -> RunResult:
+    """Go on with the run in the folder where there is one, else begin."""
+    if (folder / RECIPE).is_file():
+        steps = recipe.train.steps
+        if steps in checkpoint_steps(folder):  # trained, but not measured
+            model = load_model(model_folder(folder)).eval()
+            return RunResult(folder, model, steps, steps, None, None)
+        with contextlib.suppress(ValueError):  # damaged: begin again
+            return resume(folder, progress=False)
     if folder.exists():
-        same = mark.is_file() and mark.read_text(encoding="utf-8") == text
-        if same and (folder / RECIPE).is_file():
-            steps = recipe.train.steps
-            if steps in checkpoint_steps(folder):  # trained, but not measured
-                model = load_model(model_folder(folder)).eval()
-                return RunResult(folder, model, steps, steps, None, None)
-            with contextlib.suppress(ValueError):  # damaged: begin again
-                return resume(folder, progress=False)
         shutil.rmtree(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    mark.write_text(text, encoding="utf-8")
     return train(recipe, folder, progress=False)
 
 

@@ -64,7 +64,7 @@ def assemble(
         "notes": list(table.notes),
         "data": {name: dict(about) for name, about in data.items()},
         "seeds": sorted({result["seed"] for result in results}),
-        "dtype": sorted({result["dtype"] for result in results}),
+        "dtype": sorted({result["dtype"] for result in results if result["dtype"]}),
         "where": _distinct([result["where"] for result in results]),
         "experiments": [
             {"kind": e.kind, **e.to_dict()}

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from palimpsest.errors import ConfigError, InputError, PalimpsestError
 from palimpsest.evaluation.progress import track
-from palimpsest.reproduce.jobs import Job, execute, read_result, stale, write_result
+from palimpsest.reproduce.jobs import Job, discard, execute, read_result, stale, write_result
 
 __all__ = ["JobError", "run_jobs"]
 
@@ -94,6 +94,7 @@ def run_jobs(
 
     def done(job: Job, result: dict[str, Any]) -> None:
         write_result(folder, job, result)
+        discard(work_folder, job)
         results[job.key] = result
         _say(console, f"[{len(results)}/{len(jobs)}] {_summary(job, result)}")
 

@@ -59,13 +59,16 @@ def make_folder(folder: Path, recipe: Recipe, model: LanguageModel, data: Traini
         InputError: it cannot be made there.
     """
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    half = recipe.train.precision == "bf16"
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=half):
+        state_bytes = model.state_bytes(1, recipe.data.seq_len)
     meta = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "model": model.registry_name,
         "preset": recipe.model.name if recipe.model.name in list_presets() else None,
         "parameters": model.num_parameters(),
-        "state_bytes": model.state_bytes(1, recipe.data.seq_len),
+        "state_bytes": state_bytes,
         "data": data.description,
         "data_label": data.label,
         "seed": recipe.train.seed,

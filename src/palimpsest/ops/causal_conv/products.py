@@ -97,7 +97,9 @@ def causal_conv_products(
     with without_autocast(x_BTD.device):
         if hold_BT is None and reset_BT is None:
             padded_BLD = torch.cat([carry_BWD, x_BTD], dim=1)
-            return _convolve(padded_BLD, weight, bias_E), padded_BLD[:, x_BTD.shape[1] :]
+            # of its own: a state must not keep the whole text that it is the end of
+            carry_BWD = padded_BLD[:, x_BTD.shape[1] :].clone()
+            return _convolve(padded_BLD, weight, bias_E), carry_BWD
         return _gated(x_BTD, weight, bias_E, carry_BWD, hold_BT, reset_BT)
 
 

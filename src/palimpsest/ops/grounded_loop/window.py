@@ -95,7 +95,8 @@ def run_window(
             *flat,
         )
     final_m = None if memory_BHKU is None else memory
-    return predicted_TBD.transpose(0, 1), predicted_TBD[-1], grounded_BD, final_m
+    # a state keeps the last step alone, not the whole window that it is a part of
+    return predicted_TBD.transpose(0, 1), predicted_TBD[-1].clone(), grounded_BD, final_m
 
 
 def _run_segments(
