@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from rich.console import Console
 from palimpsest.errors import InputError
 from palimpsest.evaluation import EvaluationResult, Protocol, results_table
 from palimpsest.evaluation.progress import track
-from palimpsest.evaluation.result import software_versions, working_commit
+from palimpsest.provenance import software_versions
 
 
 @pytest.fixture
@@ -86,23 +85,6 @@ def test_tables_show_the_protocol(result: EvaluationResult) -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for part in ("bits per byte", "1.4427", "windows of 512 tokens", "1,234", "not known"):
         assert part in shown
-
-
-def test_the_commit_is_that_of_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert working_commit() is None
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    (tmp_path / "f").write_text("1")
-    subprocess.run([*git, "add", "f"], check=True)
-    subprocess.run([*git, "commit", "-q", "-m", "f"], check=True)
-    commit = working_commit()
-    assert commit is not None and len(commit) == 40
-    (tmp_path / "f").write_text("2")
-    assert working_commit() == commit + "+changes"
 
 
 def test_progress_is_a_line_now_and_then_without_a_terminal(

@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from palimpsest.evaluation.statistics import Estimate, exponential, mean, ratio, share
+from palimpsest.evaluation.statistics import (
+    Estimate,
+    exponential,
+    mean,
+    ratio,
+    share,
+    share_in_groups,
+)
 
 
 def test_mean() -> None:
@@ -44,3 +51,23 @@ def test_exponential() -> None:
     )
     assert found.stderr == pytest.approx(0.1 * math.exp(2))
     assert exponential(Estimate(800.0, 1.0, 700.0, 900.0)).value == math.inf
+
+
+def test_answers_of_one_example_count_as_fewer() -> None:
+    asked = np.full(64, 4)
+    # all right: 64 examples, not 256 answers, and not certain
+    assert share_in_groups(asked, asked).low == pytest.approx(share(64, 64).low)
+    assert share_in_groups(np.zeros(64), asked).high == pytest.approx(share(0, 64).high)
+    # answers of an example always alike: as many as there are examples
+    alike = np.where(np.arange(64) < 48, 4, 0)
+    found, single = share_in_groups(alike, asked), share(48, 64)
+    assert (found.value, found.stderr) == (single.value, pytest.approx(single.stderr))
+    assert found.low == pytest.approx(single.low, abs=2e-3)
+    # never more than there are answers, however even
+    even = share_in_groups(np.where(np.arange(64) % 8 < 7, 3, 4), asked)
+    assert even.low >= share(int(even.value * 256), 256).low - 1e-3
+
+
+def test_one_example_alone_has_no_standard_error() -> None:
+    found = share_in_groups(np.array([3]), np.array([4]))
+    assert found == share(3, 4)

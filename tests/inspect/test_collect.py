@@ -118,7 +118,7 @@ def test_windows_count_where_there_is_most_context() -> None:
     assert math.isnan(found.surprise_N[0]) and found.rank_N[0] == 0
     for at in range(1, 45):
         # windows start at 0, 5, 10, …; the last one where it just ends with the text
-        start = 0 if at < 10 else (at // 5 - 1) * 5
+        start = 0 if at <= 10 else ((at - 1) // 5 - 1) * 5
         log_V = log_probabilities(model, ids[start:at])[-1]
         assert found.surprise_N[at] == pytest.approx(float(-log_V[ids[at]] / math.log(2)), rel=1e-5)
 

@@ -131,12 +131,32 @@ def test_the_read_gate_starts_where_it_is_told() -> None:
     assert model.layers[-1].retrieval.read_gate.bias.item() == -2.0
 
 
-def test_speed_is_relative_to_the_transformer() -> None:
+def test_speed_is_relative_to_the_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(model: palimpsest.models.LanguageModel, ids: Tensor) -> float:
+        turns.append(model.registry_name)
+        return ids.shape[1] * (2.0 if model.registry_name == "transformer" else 3.0)
+
+    turns: list[str] = []
+    monkeypatch.setattr(measure_speed, "_forward", seconds)
     experiment = ThroughputExperiment(
         batch=1, lengths=(8, 16), iterations=2, warmup=1, reference=TINY
     )
-    metrics = measure_speed.run(config(experiment), {}, "", nothing)["metrics"]
-    assert metrics["tokens_per_s_8"] > 0 and metrics["over_transformer_16"] > 0
+    asked = config(experiment, "triple-latent", state_dim=3)
+    metrics = measure_speed.run(asked, {}, "", nothing)["metrics"]
+    assert metrics["over_transformer_8"] == metrics["over_transformer_16"] == 1.5
+    assert metrics["tokens_per_s_16"] == pytest.approx(1 / 3)
+    assert turns[:4] == ["triple-latent", "transformer", "transformer", "triple-latent"]
+
+
+def test_the_code_of_the_reference_counts_too() -> None:
+    from palimpsest.reproduce import get_table
+    from palimpsest.reproduce.run import jobs_of
+
+    row, job = jobs_of(get_table("throughput"), {}, {})[-1]
+    own = palimpsest.models.registry.model_class(row.model).__module__
+    executor = job.executor.partition(":")[0]
+    assert job.code == code_version(executor, own, "palimpsest.models.transformer")
+    assert job.code != code_version(executor, own)
 
 
 def test_flops_are_the_papers() -> None:

@@ -155,7 +155,7 @@ def text_probes(
                 targets=twice_NT[:, 1:],
                 weights=weights,
                 sizes=_sizes(bytes_NT[:, 1:half]),
-                middle=half - 1,
+                middle=half,
             )
         )
     return found

@@ -26,12 +26,12 @@ from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision, inference
 from palimpsest.evaluation.inference import dtype_label
 from palimpsest.evaluation.progress import track
-from palimpsest.evaluation.record import software_versions, working_commit
 from palimpsest.evaluation.throughput import training_step, wait_for
 from palimpsest.files import write_json
 from palimpsest.models import LanguageModel, build
 from palimpsest.ops import backend_calls, force_backend
 from palimpsest.ops.dispatch import dispatchers
+from palimpsest.provenance import code_commit, software_versions
 
 __all__ = ["BenchArgs", "run"]
 
@@ -179,7 +179,7 @@ def measure(model: LanguageModel, args: BenchArgs) -> dict[str, Any]:
         "automatic": used,
         "missing": {op: missing_backends(op) for op in sorted(used) if missing_backends(op)},
         "versions": software_versions(),
-        "commit": working_commit(),
+        "commit": code_commit(),
         "rows": rows,
     }
 

@@ -135,9 +135,11 @@ def _crossing(entry: Mapping[str, Any]) -> str:
     for crossing in entry["crossings"]:
         text = f"{short(crossing['tokens'])} ("
         text += "better after" if crossing["first_is_lower_after"] else "worse after"
+        if len(entry["seeds"]) > 1:  # a crossing of means may be that of no seed
+            text += f"; {crossing['seeds']} of {len(entry['seeds'])} seeds"
         if crossing["range"] is not None and crossing["seeds"] > 1:
             low, high = crossing["range"]
-            text += f"; {crossing['seeds']} seeds: {short(low)} … {short(high)}"
+            text += f": {short(low)} … {short(high)}"
         shown.append(text + ")")
     return ", ".join(shown) or "none"
 

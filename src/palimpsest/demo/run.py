@@ -44,9 +44,9 @@ from palimpsest.evaluation import EvaluationResult, Protocol, evaluate_text
 from palimpsest.files import read_json, write_json, write_text
 from palimpsest.generation import SamplingConfig, Session
 from palimpsest.models import LanguageModel, build
+from palimpsest.provenance import versions
 from palimpsest.text import ByteTokenizer
 from palimpsest.training import Recipe, RunResult, load_recipe, train
-from palimpsest.training.provenance import versions
 
 __all__ = ["DemoSettings", "run_demo"]
 

@@ -19,7 +19,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 def plot_positions(results: Sequence[PositionsResult], path: str | Path) -> Path:
     """Plot the loss over the position in the window, one curve for each result.
 
-    Each bucket is drawn at the middle of its positions, with its 95 % interval.
+    Each bucket is drawn at the middle of its positions (the geometric one where buckets double),
+    with its 95 % interval.
 
     Args:
         results: with one tokenizer and one text, or their losses mean different things.
@@ -49,9 +50,12 @@ def plot_positions(results: Sequence[PositionsResult], path: str | Path) -> Path
     figure = Figure(figsize=(8.0, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     panel = figure.subplots()
+    logarithmic = results[0].settings.get("spacing") == "log"
     for index, result in enumerate(results):
         buckets = result.buckets
-        middles = [(b.first * b.last) ** 0.5 for b in buckets]
+        middles = [
+            (b.first * b.last) ** 0.5 if logarithmic else (b.first + b.last) / 2 for b in buckets
+        ]
         losses = [b.loss.value for b in buckets]
         panel.errorbar(
             middles,
@@ -65,7 +69,7 @@ def plot_positions(results: Sequence[PositionsResult], path: str | Path) -> Path
             capsize=3,
             label=f"{result.source or result.model}, {result.parameters:,} parameters",
         )
-    if results[0].settings.get("spacing") == "log":
+    if logarithmic:
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     panel.set_xlabel("position in the window (tokens)")

@@ -25,7 +25,7 @@ from palimpsest.evaluation.inference import Precision, check_precision, inferenc
 from palimpsest.evaluation.perplexity import VOCABULARY_MULTIPLE
 from palimpsest.evaluation.progress import track
 from palimpsest.evaluation.record import Result, provenance
-from palimpsest.evaluation.statistics import Estimate, ratio, share
+from palimpsest.evaluation.statistics import Estimate, share, share_in_groups
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.tasks import IGNORED, Task
 
@@ -245,11 +245,8 @@ def _row(
     nats_B: NDArray[np.float64],
 ) -> RecallRow:
     correct, asked = int(right_B.sum()), int(asked_B.sum())
-    if int(asked_B.max()) == 1:
-        accuracy = share(correct, asked)
-    else:
-        found = ratio(right_B, asked_B)
-        accuracy = Estimate(found.value, found.stderr, max(found.low, 0.0), min(found.high, 1.0))
+    one_each = int(asked_B.max()) == 1
+    accuracy = share(correct, asked) if one_each else share_in_groups(right_B, asked_B)
     return RecallRow(
         task=task.name,
         pairs=int(getattr(task, "pairs", asked_B.max())),

@@ -8,8 +8,6 @@ as another.
 from __future__ import annotations
 
 import math
-import platform
-import subprocess
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,11 +16,11 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from palimpsest._version import __version__
 from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import Precision, dtype_label, inference
 from palimpsest.files import read_json, write_json
 from palimpsest.models.language_model import LanguageModel
+from palimpsest.provenance import code_commit, software_versions
 
 __all__ = [
     "Result",
@@ -30,8 +28,6 @@ __all__ = [
     "load_result",
     "provenance",
     "result_kinds",
-    "software_versions",
-    "working_commit",
 ]
 
 R = TypeVar("R", bound="Result")
@@ -62,8 +58,8 @@ class Result:
         batch_size: rows of a forward.
         device: where it ran.
         threads: CPU threads of torch.
-        commit: git commit of the working directory, "+changes" where it has uncommitted ones;
-            None outside a checkout.
+        commit: git commit of the package's source, "+changes" where it has uncommitted ones; None
+            where it is installed and no checkout.
         versions: palimpsest, torch and python.
         wall_seconds: time of the measurement itself.
     """
@@ -231,34 +227,6 @@ def provenance(model: LanguageModel, precision: Precision, stretch: int) -> dict
         "dtype": dtype_label(model, precision),
         "device": str(model.device),
         "threads": torch.get_num_threads(),
-        "commit": working_commit(),
+        "commit": code_commit(),
         "versions": software_versions(),
     }
-
-
-def software_versions() -> dict[str, str]:
-    """Versions of palimpsest, torch and python."""
-    return {
-        "palimpsest": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }
-
-
-def working_commit() -> str | None:
-    """The git commit of the working directory, or None outside a checkout or without git."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", *arguments], capture_output=True, text=True, timeout=10, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if not commit:
-        return None
-    changes = git("status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+changes" if changes else commit

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from rich.markup import escape
 from rich.table import Table
 
-from palimpsest.evaluation.record import TextResult, software_versions, working_commit
+from palimpsest.evaluation.record import TextResult
 
-__all__ = ["EvaluationResult", "results_table", "software_versions", "working_commit"]
+__all__ = ["EvaluationResult", "results_table"]
 
 
 @dataclass(frozen=True, kw_only=True)

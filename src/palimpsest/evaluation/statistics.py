@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Estimate", "exponential", "mean", "ratio", "share"]
+__all__ = ["Estimate", "exponential", "mean", "ratio", "share", "share_in_groups"]
 
 Z95 = 1.959963984540054  # the normal quantile of 97.5 %
 
@@ -58,12 +58,24 @@ def ratio(numerators: NDArray[Any], denominators: NDArray[Any]) -> Estimate:
 def share(right: int, asked: int) -> Estimate:
     """right / asked, with the Wilson interval, which holds near 0 and 1 too."""
     p = right / asked
-    spread = Z95 * math.sqrt(p * (1 - p) / asked + Z95**2 / (4 * asked**2)) / (1 + Z95**2 / asked)
-    centre = (p + Z95**2 / (2 * asked)) / (1 + Z95**2 / asked)
     stderr = math.sqrt(p * (1 - p) / (asked - 1)) if asked > 1 else None
-    low = 0.0 if right == 0 else max(centre - spread, 0.0)
-    high = 1.0 if right == asked else min(centre + spread, 1.0)
-    return Estimate(p, stderr, low, high)
+    return Estimate(p, stderr, *_wilson(p, asked))
+
+
+def share_in_groups(right: NDArray[Any], asked: NDArray[Any]) -> Estimate:
+    """sum(right) / sum(asked) of examples that ask several questions each, with Wilson's interval.
+
+    The answers of an example depend on one another, so that they count as fewer: as many as would
+    give the linearised standard error. Where that is 0 (all right, or all wrong) nothing is known
+    of the dependence, and each example counts once.
+    """
+    found = ratio(right, asked)
+    p, answers = found.value, float(np.asarray(asked).sum())
+    if found.stderr is None:
+        return share(int(np.asarray(right).sum()), int(answers))
+    count = min(p * (1 - p) / found.stderr**2, answers) if found.stderr > 0 else len(asked)
+    low, high = _wilson(p, count)
+    return Estimate(p, found.stderr, low, high)
 
 
 def exponential(nats: Estimate) -> Estimate:
@@ -82,6 +94,14 @@ def _stderr(values: NDArray[np.float64]) -> float | None:
 def _normal(value: float, stderr: float | None) -> Estimate:
     reach = Z95 * (stderr or 0.0)
     return Estimate(value, stderr, value - reach, value + reach)
+
+
+def _wilson(p: float, count: float) -> tuple[float, float]:
+    """The 95 % interval of a share p of ``count`` independent answers."""
+    spread = Z95 * math.sqrt(p * (1 - p) / count + Z95**2 / (4 * count**2)) / (1 + Z95**2 / count)
+    centre = (p + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
+    low = 0.0 if p == 0 else max(centre - spread, 0.0)
+    return low, 1.0 if p == 1 else min(centre + spread, 1.0)
 
 
 def _exp(nats: float) -> float:

@@ -83,7 +83,8 @@ class ThroughputRow:
 class ThroughputResult(Result):
     """Speed of one model (the other fields: see ``Result``).
 
-    ``data_sha256`` is over the random ids that were read, as int64; ``batch_size`` is the largest.
+    ``data_sha256`` is over the random ids of the largest measurement, as int64, which smaller ones
+    read in another shape; ``batch_size`` is the largest.
 
     Attributes:
         results: one row for each phase, batch and length.

@@ -22,7 +22,7 @@ from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import inference
 from palimpsest.inspect.inspection import Heads, Inspection, Retrieved, Series
 from palimpsest.inspect.reading import Stretch, check_window, cut_feed, describe_reading
-from palimpsest.inspect.tokens import cut_cells, token_label
+from palimpsest.inspect.tokens import Cells, cut_cells, token_label
 from palimpsest.inspect.trajectory import Trajectory
 from palimpsest.inspect.views import Views, find_views, layer_of
 from palimpsest.models.language_model import LanguageModel, Predict
@@ -109,7 +109,7 @@ def collect(
             "model": model.registry_name,
             "parameters": f"{model.num_parameters():,}",
             **(facts or {}),
-            "mean surprise": _mean_surprise(surprise, cells.n_bytes),
+            "mean surprise": _mean_surprise(surprise, cells),
             "reading": describe_reading(window, bool(begin)),
         },
         ids_N=ids_N,
@@ -141,11 +141,16 @@ def collect(
     )
 
 
-def _mean_surprise(surprise_N: NDArray[np.float32], n_bytes: int) -> str:
-    counted = surprise_N[np.isfinite(surprise_N)].astype(np.float64)
-    if not len(counted):
+def _mean_surprise(surprise_N: NDArray[np.float32], cells: Cells) -> str:
+    """Over what was predicted: a first token that nothing precedes counts neither as a token nor
+    as bytes, as in the evaluation."""
+    predicted = np.isfinite(surprise_N)
+    if not predicted.any():
         return "nothing was predicted"
-    return f"{counted.mean():.3f} bits per token, {counted.sum() / n_bytes:.3f} per byte"
+    counted = surprise_N[predicted].astype(np.float64)
+    n_bytes = int(np.diff(cells.byte_starts_N, append=cells.n_bytes)[predicted].sum())
+    per_byte = f"{counted.sum() / n_bytes:.3f}" if n_bytes else "–"
+    return f"{counted.mean():.3f} bits per token, {per_byte} per byte"
 
 
 def _heads(name: str, views: Views, found: _Gathered, starts: Sequence[int]) -> Heads:

@@ -65,11 +65,11 @@ def cut_feed(length: int, window: int | None, vocabulary: int) -> Iterator[Stret
             yield Stretch(start, stop, start, start == 0, start, min(stop, length - 1))
         return
     step, seen = max(1, window // 2), min(window, length)
-    yield Stretch(0, seen, 0, True, 0, seen - 1)
+    yield Stretch(0, seen, 0, True, 0, min(seen, length - 1))
     while seen < length:
         stop = min(seen + step, length)
-        # what follows the window is predicted in the next one, from more
-        yield Stretch(max(0, stop - window), stop, seen, True, seen - 1, stop - 1)
+        # what just follows a window is predicted in it, from all of it
+        yield Stretch(max(0, stop - window), stop, seen, True, seen, min(stop, length - 1))
         seen = stop
 
 

@@ -19,8 +19,8 @@ def rotary_angles(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angles place · base^(-2i/K), both (B,T,1,F).
 
-    Angles are taken in fp64: in fp32 the place 100,000 would be off by a hundredth of a turn's
-    radian in the fastest pair.
+    Angles are taken in fp64: in fp32 those of the fast pairs, but for the first whose step is 1,
+    would be off by up to a hundredth of a radian at place 100,000.
 
     Args:
         place_BT: how many tokens of its document come before each position.

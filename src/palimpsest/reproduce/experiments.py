@@ -31,6 +31,7 @@ class Experiment:
     executor: ClassVar[str] = ""
     chance: ClassVar[bool] = True  # whether seeds make a difference
     exclusive: ClassVar[bool] = False  # whether it must have the machine for itself
+    models: ClassVar[tuple[str, ...]] = ()  # measured beside the row's own, so that they count too
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -164,6 +165,7 @@ class ThroughputExperiment(Experiment):
     executor = "palimpsest.reproduce.measure_speed:run"
     chance = False
     exclusive = True
+    models = ("transformer",)
 
     batch: int = 8
     lengths: tuple[int, ...] = (64, 128, 256, 512)

@@ -21,8 +21,8 @@ import torch
 
 from palimpsest.errors import InputError
 from palimpsest.files import read_json, write_json, write_text
+from palimpsest.provenance import versions
 from palimpsest.training import TrainingDivergedError
-from palimpsest.training.provenance import versions
 
 __all__ = ["Job", "claim", "discard", "execute", "read_result", "slug", "stale", "write_result"]
 
@@ -96,7 +96,8 @@ def execute(job: Job, folder: Path, advance: Callable[[int], None]) -> dict[str,
     carry_out = getattr(importlib.import_module(module), name)
     began = time.perf_counter()
     work = claim(folder, job)
-    with torch.random.fork_rng(devices=[]):
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
         try:
             measured = carry_out(job.config, job.paths, str(work), advance)
         except TrainingDivergedError as failure:

@@ -16,7 +16,7 @@ from palimpsest.reproduce.measure_text import build_row
 
 __all__ = ["run"]
 
-REFERENCE = "transformer"
+(REFERENCE,) = ThroughputExperiment.models
 
 
 def run(
@@ -41,10 +41,12 @@ def run(
         own: list[float] = []
         other: list[float] = []
         for turn in range(experiment.warmup + experiment.iterations):
-            seconds = (_forward(model, ids), _forward(reference, ids))
-            if turn >= experiment.warmup:
-                own.append(seconds[0])
-                other.append(seconds[1])
+            # each goes first every other time: what comes second finds other caches
+            pair = (model, own), (reference, other)
+            for timed, seconds in pair if turn % 2 == 0 else reversed(pair):
+                took = _forward(timed, ids)
+                if turn >= experiment.warmup:
+                    seconds.append(took)
             advance(ids.numel() // 3)
         metrics[f"tokens_per_s_{length}"] = ids.numel() / statistics.median(own)
         metrics[f"over_transformer_{length}"] = statistics.median(own) / statistics.median(other)

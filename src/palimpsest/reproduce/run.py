@@ -20,6 +20,7 @@ from rich.console import Console
 from palimpsest.errors import ConfigError, InputError, PalimpsestError
 from palimpsest.files import write_json, write_text
 from palimpsest.models import list_models, list_presets
+from palimpsest.models.registry import model_class as registered_class
 from palimpsest.models.registry import resolve
 from palimpsest.reproduce.code_version import code_version
 from palimpsest.reproduce.data import check_folder, describe_files, require_files
@@ -145,6 +146,7 @@ def _job(
     data: dict[str, dict[str, Any]],
 ) -> Job:
     model_class, _ = resolve(row.model, {"vocab_size": 259, **row.fields})
+    beside = [registered_class(name).__module__ for name in experiment.models]
     read = [name for name in (*experiment.needs, *experiment.optional) if name in paths]
     module = experiment.executor.partition(":")[0]
     return Job(
@@ -159,7 +161,7 @@ def _job(
             "seed": seed,
         },
         data={name: data[name]["sha256"] for name in read},
-        code=code_version(module, model_class.__module__),
+        code=code_version(module, model_class.__module__, *beside),
         paths={name: str(paths[name].resolve()) for name in read},
         work=experiment.work,
         exclusive=experiment.exclusive,

@@ -27,9 +27,9 @@ from palimpsest.errors import CheckpointError, InputError
 from palimpsest.files import read_json, write_json, write_text
 from palimpsest.models import LanguageModel, list_presets
 from palimpsest.ops import backend_calls
+from palimpsest.provenance import device_name, versions
 from palimpsest.text import Tokenizer, load_tokenizer
 from palimpsest.training.batch import TrainingData
-from palimpsest.training.provenance import device_name, versions
 from palimpsest.training.recipe import Recipe
 from palimpsest.training.recipe_file import dump_recipe
 

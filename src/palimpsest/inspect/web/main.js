@@ -95,13 +95,16 @@ class View {
     this.map.range = tokens;
     this.map.sheet.soon();
     if (!tokens) { this.rangeLine.textContent = ""; return; }
-    let bits = 0, counted = 0;
+    let bits = 0, counted = 0, bytes = 0;
     for (let i = tokens[0]; i <= tokens[1]; i++) {
-      if (m.rank[i]) { bits += m.surprise[i]; counted++; }
+      if (!m.rank[i]) continue;  // a first token that nothing predicts counts as nothing
+      bits += m.surprise[i];
+      bytes += m.byteEnd(i) - m.bytes[i];
+      counted++;
     }
-    const bytes = m.byteEnd(tokens[1]) - m.bytes[tokens[0]];
     this.rangeLine.textContent = `Selected: tokens ${tokens[0] + 1} to ${tokens[1] + 1}, `
-      + `${number(bits / counted)} bits per token, ${number(bits / bytes)} per byte.`;
+      + (bytes ? `${number(bits / counted)} bits per token, ${number(bits / bytes)} per byte.`
+        : "of which nothing was predicted.");
   }
 }
 

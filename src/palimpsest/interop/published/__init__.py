@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from palimpsest.errors import ConfigError, InputError
 from palimpsest.interop.published.family import Family, export_arrays, load_arrays
@@ -51,7 +52,9 @@ def load_published(params: Mapping[str, np.ndarray], config: Mapping[str, Any]) 
     plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in config.items()}
     for family in FAMILIES:
         if family.reads(plain):
-            return load_arrays(family.build(plain, frozenset(params)), family, params)
+            with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten at once
+                model = family.build(plain, frozenset(params))
+            return load_arrays(model, family, params)
     known = "; ".join(f"{family.name}: {family.recognised_by}" for family in FAMILIES)
     raise ConfigError(
         f"config with the keys {', '.join(sorted(map(str, plain))) or '(none)'}: belongs to no "

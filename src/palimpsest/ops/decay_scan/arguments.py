@@ -18,8 +18,11 @@ __all__ = [
     "require_float",
     "require_mask",
     "require_shape",
+    "running_sums",
     "without_autocast",
 ]
+
+LARGE_SUM = -32.0  # from here on differences in float32 are less exact than its products
 
 
 def require_shape(name: str, tensor: Tensor, letters: str, sizes: tuple[int, ...]) -> None:
@@ -90,10 +93,25 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 def lowest_log_decay(dtype: torch.dtype) -> float:
     """A finite logarithm whose exponential is exactly 0 in ``dtype``.
 
-    Sums of decays are taken over logarithms no lower than this one. That changes no decay, keeps
-    −inf − (−inf) out, and keeps the sums small enough to be precise.
+    Sums of decays are taken over logarithms no lower than this one. That changes no decay and keeps
+    −inf − (−inf) out.
     """
     return -760.0 if dtype == torch.float64 else -110.0
+
+
+def running_sums(log_decay: Tensor, dim: int) -> Tensor:
+    """Running sums of finite log decays, in a dtype that holds their differences.
+
+    Behind a few strong decays the sums are in the hundreds, where float32 has lost the digits of
+    the weak ones: then the sums are float64. (Apple's devices have none; and on a GPU a look at the
+    sums would cost more than the wider arithmetic does.)
+    """
+    dtype = log_decay.dtype
+    if log_decay.device.type == "mps" or log_decay.numel() == 0:
+        return log_decay.cumsum(dim)
+    sums = log_decay.cumsum(dim, dtype=torch.float64)
+    small = log_decay.device.type == "cpu" and float(sums.amin()) > LARGE_SUM
+    return sums.to(dtype) if small else sums
 
 
 def apply_gates(

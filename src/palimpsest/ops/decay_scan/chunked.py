@@ -17,7 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from palimpsest.ops.decay_scan.arguments import apply_gates, lowest_log_decay, without_autocast
+from palimpsest.ops.decay_scan.arguments import (
+    apply_gates,
+    lowest_log_decay,
+    running_sums,
+    without_autocast,
+)
 
 __all__ = ["chunk_sums", "decay_matrix", "decay_scan_chunked", "scan_rows"]
 
@@ -26,10 +31,10 @@ CHUNK = 32
 
 def chunk_sums(log_decay_MC: Tensor) -> Tensor:
     """Running sums of log decays inside each row, -inf replaced by a finite log of zero."""
-    return log_decay_MC.clamp(min=lowest_log_decay(log_decay_MC.dtype)).cumsum(-1)
+    return running_sums(log_decay_MC.clamp(min=lowest_log_decay(log_decay_MC.dtype)), -1)
 
 
-def decay_matrix(sums_MC: Tensor) -> Tensor:
+def decay_matrix(sums_MC: Tensor, dtype: torch.dtype) -> Tensor:
     """D_{ti} = exp(G_t - G_i) for i ≤ t, 0 above the diagonal: (…, C) to (…, C, C).
 
     The upper half is masked before the exponential, which would overflow there.
@@ -38,7 +43,7 @@ def decay_matrix(sums_MC: Tensor) -> Tensor:
     above_CC = torch.full(
         (size, size), float("-inf"), dtype=sums_MC.dtype, device=sums_MC.device
     ).triu_(1)
-    return (sums_MC.unsqueeze(-1) + above_CC).sub_(sums_MC.unsqueeze(-2)).exp_()
+    return (sums_MC.unsqueeze(-1) + above_CC).sub_(sums_MC.unsqueeze(-2)).to(dtype).exp_()
 
 
 def scan_rows(
@@ -58,8 +63,9 @@ def scan_rows(
     rows, length, width = values_MTS.shape
     if length <= chunk:
         sums_MT = chunk_sums(log_decay_MT)
-        carried_MTS = sums_MT.exp().unsqueeze(-1) * initial_MS.unsqueeze(1)
-        return torch.baddbmm(carried_MTS, decay_matrix(sums_MT), values_MTS)
+        from_start_MT = sums_MT.exp().to(values_MTS.dtype)
+        carried_MTS = from_start_MT.unsqueeze(-1) * initial_MS.unsqueeze(1)
+        return torch.baddbmm(carried_MTS, decay_matrix(sums_MT, values_MTS.dtype), values_MTS)
     n_chunks = -(-length // chunk)
     padding = n_chunks * chunk - length
     if padding:
@@ -67,13 +73,14 @@ def scan_rows(
         log_decay_MT = F.pad(log_decay_MT, (0, padding))
     sums_MNC = chunk_sums(log_decay_MT.reshape(rows, n_chunks, chunk))
     local_MNCS = torch.matmul(
-        decay_matrix(sums_MNC), values_MTS.reshape(rows, n_chunks, chunk, width)
+        decay_matrix(sums_MNC, values_MTS.dtype), values_MTS.reshape(rows, n_chunks, chunk, width)
     )
     ends_MNS = scan_rows(
         local_MNCS[:, :-1, -1], sums_MNC[:, :-1, -1], initial_MS, chunk
     )  # the states that all chunks but the first find
     found_MNS = torch.cat([initial_MS.unsqueeze(1), ends_MNS], dim=1)
-    local_MNCS.addcmul_(sums_MNC.exp().unsqueeze(-1), found_MNS.unsqueeze(2))
+    from_start_MNC = sums_MNC.exp().to(values_MTS.dtype)
+    local_MNCS.addcmul_(from_start_MNC.unsqueeze(-1), found_MNS.unsqueeze(2))
     return local_MNCS.reshape(rows, n_chunks * chunk, width)[:, :length]
 
 

@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from palimpsest.ops.decay_scan.arguments import lowest_log_decay, without_autocast
+from palimpsest.ops.decay_scan.arguments import lowest_log_decay, running_sums, without_autocast
 
 __all__ = ["chunk_length", "gated_delta_chunked"]
 
@@ -78,7 +78,8 @@ class _Decays:
     """What each position keeps, for all chunks.
 
     Attributes:
-        sums_NMC: G.
+        sums_NMC: G; in the dtype of the arithmetic where it holds their differences well, else in
+            float64.
         from_start_NMC: exp(G), 0 where the chunk's memory is cut off.
         to_end_NMC: exp(G_C - G), 0 where the chunk's end is cut off.
         whole_NM: exp(G_C), what the chunk keeps of the memory that it finds.
@@ -94,9 +95,10 @@ class _Decays:
     @staticmethod
     def of(log_decay_NMC: Tensor, cut_NMC: Tensor | None) -> _Decays:
         document_NMC = None if cut_NMC is None else cut_NMC.cumsum(-1)
-        sums_NMC = log_decay_NMC.cumsum(-1)
-        from_start_NMC = sums_NMC.exp()
-        to_end_NMC = (sums_NMC[..., -1:] - sums_NMC).exp_()
+        dtype = log_decay_NMC.dtype
+        sums_NMC = running_sums(log_decay_NMC, -1)
+        from_start_NMC = sums_NMC.exp().to(dtype)
+        to_end_NMC = (sums_NMC[..., -1:] - sums_NMC).exp_().to(dtype)
         if document_NMC is not None:
             from_start_NMC = from_start_NMC.masked_fill(document_NMC > 0, 0.0)
             to_end_NMC = to_end_NMC.masked_fill(document_NMC < document_NMC[..., -1:], 0.0)
@@ -107,6 +109,7 @@ class _Decays:
         """D of one chunk: (M, 1, C, C), masked before the exponential."""
         sums_MC = self.sums_NMC[n]
         differences = (sums_MC.unsqueeze(-1) + above_CC).sub_(sums_MC.unsqueeze(-2))
+        differences = differences.to(self.whole_NM.dtype)
         if self.document_NMC is not None:
             document_MC = self.document_NMC[n]
             apart = document_MC.unsqueeze(-1) != document_MC.unsqueeze(-2)

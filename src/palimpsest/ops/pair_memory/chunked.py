@@ -93,9 +93,9 @@ class _PairMemory(torch.autograd.Function):
             .reshape(-1, batch * heads, key_width, width)
         )
         sums_MNC = chunk_sums(log_decay)
-        decay = decay_matrix(sums_MNC)
-        to_end = (sums_MNC[..., -1:] - sums_MNC).exp_().unsqueeze(-1)
-        from_start = sums_MNC.exp().unsqueeze(-1)
+        decay = decay_matrix(sums_MNC, values.dtype)
+        to_end = (sums_MNC[..., -1:] - sums_MNC).exp_().to(values.dtype).unsqueeze(-1)
+        from_start = sums_MNC.exp().to(values.dtype).unsqueeze(-1)
         scores = torch.matmul(queries, keys.mT).mul_(decay)
         read = torch.matmul(scores, values)
         ends = _carry(torch.matmul((keys * to_end).mT, values), sums_MNC[..., -1], initial)
@@ -142,7 +142,7 @@ def _backward(
         F.pad(whole_MN[:, 1:].flip(1), (1, 0)),
         d_final,
     ).flip(2)
-    d_found = asked[:, :, 0] + whole_MN[:, 0, None, None].exp() * d_ends[:, :, 0]
+    d_found = asked[:, :, 0] + from_start[:, 0, -1:] * d_ends[:, :, 0]
     d_scores = torch.matmul(d_read, values.mT).mul_(decay)
     d_queries = torch.matmul(d_scores, keys)
     d_queries += torch.matmul(d_read, found.mT).mul_(from_start)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from palimpsest.ops.decay_scan.arguments import lowest_log_decay, without_autocast
+from palimpsest.ops.decay_scan.arguments import lowest_log_decay, running_sums, without_autocast
 
 __all__ = ["SharedPairMemory", "shared_chunk", "shared_step"]
 
@@ -118,11 +118,11 @@ class SharedPairMemory(torch.autograd.Function):
         queries = _by_group(queries_BTKS.flatten(2), groups, chunk)
         values = _by_head(values_BTHR, chunk)
         sums_BTH = _chunk_sums(log_decay_BTH, chunk)
-        decay = _decay_matrix(sums_BTH, chunk)
+        decay = _decay_matrix(sums_BTH, chunk, values_BTHR.dtype)
         scores = torch.bmm(queries, keys.mT).tril_()
         weights = _weigh(scores, decay)
 
-        to_end, from_start, whole = _decays(sums_BTH, chunk, groups)
+        to_end, from_start, whole = _decays(sums_BTH, chunk, groups, values_BTHR.dtype)
         weighted = _by_group((values_BTHR * to_end).flatten(2), groups, chunk)
         updates = torch.bmm(keys.mT, weighted)
         found, final = _carry(updates, whole, _to_groups(initial_BHSR, groups))
@@ -146,14 +146,14 @@ class SharedPairMemory(torch.autograd.Function):
 def _chunk_sums(log_decay_BTH: Tensor, chunk: int) -> Tensor:
     """Running sums inside each chunk, -inf replaced by a finite log of zero."""
     finite = log_decay_BTH.clamp(min=lowest_log_decay(log_decay_BTH.dtype))
-    sums_BNCH: Tensor = finite.unflatten(1, (-1, chunk)).cumsum(2)
+    sums_BNCH = running_sums(finite.unflatten(1, (-1, chunk)), 2)
     return sums_BNCH.flatten(1, 2).contiguous()
 
 
-def _decay_matrix(sums_BTH: Tensor, chunk: int) -> Tensor:
+def _decay_matrix(sums_BTH: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
     """exp(G_t - G_i) as (B·N·H, C, C); above the diagonal it means nothing and may be inf."""
     sums = _by_head(sums_BTH.unsqueeze(-1), chunk).contiguous()
-    return (sums - sums.mT).exp_()
+    return (sums - sums.mT).to(dtype).exp_()
 
 
 def _weigh(scores: Tensor, decay: Tensor) -> Tensor:
@@ -163,15 +163,17 @@ def _weigh(scores: Tensor, decay: Tensor) -> Tensor:
     return weights.view_as(decay).tril_()
 
 
-def _decays(sums_BTH: Tensor, chunk: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+def _decays(
+    sums_BTH: Tensor, chunk: int, groups: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """From each position to its chunk's end, from the start to it (B, T, H, 1), and the chunk's
     whole decay (B, N, K, 1, J, 1)."""
     batch, _, heads = sums_BTH.shape
     sums_BNCH = sums_BTH.view(batch, -1, chunk, heads)
     last_BN1H = sums_BNCH[:, :, -1:]
-    to_end = (last_BN1H - sums_BNCH).exp_().view(batch, -1, heads, 1)
-    whole = last_BN1H.exp().view(batch, -1, groups, 1, heads // groups, 1)
-    return to_end, sums_BTH.exp().unsqueeze(-1), whole
+    to_end = (last_BN1H - sums_BNCH).exp_().to(dtype).view(batch, -1, heads, 1)
+    whole = last_BN1H.exp().to(dtype).view(batch, -1, groups, 1, heads // groups, 1)
+    return to_end, sums_BTH.exp().to(dtype).unsqueeze(-1), whole
 
 
 def _carry(updates: Tensor, whole: Tensor, initial_BKSJR: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,7 +196,7 @@ def _backward(
     keys, values_BTHR, queries, sums_BTH, decay, scores, found, final, read_BTHR = saved
     length, chunk, groups = sizes
     batch, padded, heads, _ = values_BTHR.shape
-    to_end, from_start, whole = _decays(sums_BTH, chunk, groups)
+    to_end, from_start, whole = _decays(sums_BTH, chunk, groups, values_BTHR.dtype)
     d_log_BTH = (d_read_BTHR * read_BTHR).sum(-1)
     d_read_BTHR, d_log_BTH = _pad(length, chunk, d_read_BTHR, d_log_BTH)
 

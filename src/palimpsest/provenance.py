@@ -12,16 +12,17 @@ import torch
 
 from palimpsest._version import __version__
 
-__all__ = ["code_commit", "versions"]
+__all__ = ["code_commit", "device_name", "software_versions", "versions"]
+
+PACKAGE = Path(__file__).resolve().parent
 
 
-def code_commit() -> str | None:
+def code_commit(folder: Path = PACKAGE) -> str | None:
     """The git commit of this package's source, with "+changes" where files differ from it.
 
     None where the package is not run from its own repository (installed from a wheel), or without
     git.
     """
-    folder = Path(__file__).resolve().parent.parent
     # An installation inside somebody else's repository must not report that repository.
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
@@ -32,14 +33,21 @@ def code_commit() -> str | None:
     return commit + ("+changes" if changed else "")
 
 
-def versions() -> dict[str, Any]:
-    """Versions of what computes the numbers."""
+def software_versions() -> dict[str, str]:
+    """Versions of palimpsest, torch and python."""
     return {
         "palimpsest": __version__,
-        "commit": code_commit(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, Any]:
+    """Versions of all that computes the numbers, the commit and the threads among them."""
+    return {
+        **software_versions(),
+        "commit": code_commit(),
+        "numpy": numpy.__version__,
         "platform": platform.platform(terse=True),
         "threads": torch.get_num_threads(),
     }
