@@ -12,7 +12,15 @@ __all__ = [
     "PalimpsestError",
     "StateError",
     "StorageError",
+    "out_of_memory",
 ]
+
+
+def out_of_memory(failure: BaseException) -> bool:
+    """Whether memory has run out, which torch on a CPU reports like any other failure."""
+    if isinstance(failure, MemoryError) or type(failure).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(failure, RuntimeError) and "can't allocate memory" in str(failure)
 
 
 class PalimpsestError(Exception):

@@ -22,7 +22,7 @@ from palimpsest.analysis.horizons import measure_retention
 from palimpsest.analysis.intervention_plots import plot_interventions
 from palimpsest.analysis.pools import split_pools
 from palimpsest.cli.main import main
-from palimpsest.errors import InputError, StorageError
+from palimpsest.errors import InputError
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.text import ByteTokenizer
 from tests.contract.configs import CONFIGS
@@ -171,10 +171,17 @@ def test_mistakes_are_named(
         BatterySettings(draws=0)
     with pytest.raises(InputError, match="probe=2: must be from 0 to 1"):
         plot_interventions(found[0].interventions, tmp_path / "x.png", probe=2)
+    with pytest.raises(InputError, match="seed=-1: must be from 0"):
+        BatterySettings(seed=-1)
     taken = tmp_path / "file"
     taken.write_text("")
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(InputError, match="file is a file; name a new folder"):
         run_battery(bytes_model, text_ids, settings=SMALL, out=taken / "folder")
+    with pytest.raises(InputError, match="holds something else than a battery"):
+        run_battery(bytes_model, text_ids, settings=SMALL, out=tmp_path)
+    with pytest.raises(InputError, match="two windows"):
+        run_battery(bytes_model, text_ids[:31], settings=SMALL, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_on_the_command_line(

@@ -207,7 +207,7 @@ def test_bad_data(tmp_path: Path) -> None:
     path = write(tmp_path / "e.jsonl", ["a b", "ends in space "])
     with pytest.raises(CorpusError, match=r"e\.jsonl:2: the text does not end in a word"):
         evaluate_lambada(model, tokenizer, path, progress=False)
-    with pytest.raises(CorpusError, match="no text in the field 'other'"):
+    with pytest.raises(CorpusError, match="has no field 'other'"):
         read_lambada(path, "other")
     write(path, TEXTS)
     with pytest.raises(InputError, match="fingerprint"):

@@ -8,6 +8,7 @@ Legend: W windows, T tokens of a window, N blocks for interventions.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,16 +35,19 @@ from palimpsest.analysis.horizons import (
 from palimpsest.analysis.parts import Head, model_parts
 from palimpsest.analysis.passes import Measured, cut_windows
 from palimpsest.analysis.pools import Pools, split_pools
-from palimpsest.errors import InputError, StorageError
+from palimpsest.errors import InputError
 from palimpsest.files import write_json
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.tasks import Task
 from palimpsest.text import Tokenizer
+from palimpsest.text.batches import SEED_LIMIT
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["Battery", "BatterySettings", "head_half_lives", "name_pools", "run_battery"]
+
+RESULT = "battery.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,8 @@ class BatterySettings:
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise InputError(f"{name}={getattr(self, name)}: must be at least {bound}")
+        if not 0 <= self.seed < SEED_LIMIT:
+            raise InputError(f"seed={self.seed}: must be from 0 to 2^63 - 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +218,8 @@ def run_battery(
         say: told each part's name as it starts.
 
     Raises:
-        InputError: a text too short for two windows, or tokens that do not fit the model.
-        StorageError: the folder cannot be written.
+        InputError: a text too short for two windows, tokens that do not fit the model, or a folder
+            that holds something else or cannot be written.
     """
     chosen = settings or BatterySettings()
     if len(ids) < 2 * chosen.length:
@@ -221,7 +227,9 @@ def run_battery(
             f"a text of {len(ids)} tokens: the battery needs two windows of {chosen.length}; use a "
             "longer text or a smaller length"
         )
-    folder = None if out is None else _folder(Path(out))
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        _check_folder(folder)
     seconds: list[tuple[str, float]] = []
 
     @contextmanager
@@ -291,20 +299,21 @@ def run_battery(
     )
     if folder is not None:
         say("figures")
-        write_json(folder / "battery.json", found.to_dict())
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / RESULT, found.to_dict())
         _draw(found, folder)
     return found
 
 
-def _folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as failure:
-        raise StorageError(f"{path}: cannot be written ({failure.strerror})") from failure
-    return path
+def _check_folder(path: Path) -> None:
+    """Refuse a place where the results cannot go, before anything is measured."""
+    if path.is_dir() and any(path.iterdir()) and not (path / RESULT).is_file():
+        raise InputError(f"out={path}: holds something else than a battery; name a new folder")
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise InputError(f"out={path}: {there} is a file; name a new folder")
+    if not os.access(there, os.W_OK):
+        raise InputError(f"out={path}: no permission to write in {there}; name another folder")
 
 
 def _draw(found: Battery, folder: Path) -> None:

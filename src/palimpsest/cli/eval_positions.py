@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from palimpsest.cli.model_source import check_output_path, find_model, pick_device
+from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision, evaluate_positions, plot_positions
 
 __all__ = ["PositionsArgs", "run"]
@@ -36,8 +37,8 @@ class PositionsArgs:
     spacing: Literal["log", "equal"] = "log"
     """log: positions 1, 2, 3–4, 5–8, …. equal: --buckets of equal width."""
 
-    buckets: int = 8
-    """How many, for --spacing equal."""
+    buckets: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """How many, for --spacing equal. By default 8."""
 
     max_windows: int | None = None
     """Only the first so many windows of the text."""
@@ -77,6 +78,8 @@ class PositionsArgs:
 def run(args: PositionsArgs) -> int:
     """Carry out the command; 0 when done."""
     source = find_model(args.model)
+    if args.buckets is not None and args.spacing != "equal":
+        raise InputError(f"--buckets {args.buckets}: is for --spacing equal; log has its own")
     check_output_path(args.out, "--out")
     check_output_path(args.plot, "--plot")
     model = source.load(pick_device(args.device))
@@ -86,7 +89,7 @@ def run(args: PositionsArgs) -> int:
         args.text,
         seq_len=args.seq_len,
         spacing=args.spacing,
-        buckets=args.buckets,
+        buckets=8 if args.buckets is None else args.buckets,
         predict=args.predict or source.predict,
         bos=args.bos,
         max_windows=args.max_windows,

@@ -17,6 +17,8 @@ from palimpsest.models import LanguageModel, build
 
 __all__ = ["ThroughputArgs", "run"]
 
+MOST_THREADS = 4096
+
 
 @dataclass(frozen=True)
 class ThroughputArgs:
@@ -71,8 +73,8 @@ def run(args: ThroughputArgs) -> int:
     names = [args.model, *args.beside]
     if len(set(names)) < len(names):
         raise InputError(f"--beside {' '.join(args.beside)}: name each model once")
-    if args.threads is not None and args.threads < 1:
-        raise InputError(f"--threads {args.threads}: must be at least 1")
+    if args.threads is not None and not 1 <= args.threads <= MOST_THREADS:
+        raise InputError(f"--threads {args.threads}: must be from 1 to {MOST_THREADS}")
     files = output_files(args.out, names)
     for file in files:
         check_output_path(file, "--out")

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from palimpsest._version import __version__
-from palimpsest.errors import InputError, PalimpsestError
+from palimpsest.errors import InputError, PalimpsestError, out_of_memory
 from palimpsest.heap import keep_freed_memory
 
 __all__ = ["main"]
@@ -161,8 +161,6 @@ def _run(name: str, words: list[str]) -> int:
 
 def _exit_code(failure: Exception) -> int | None:
     """The exit code of a failure that needs no traceback, or None for a bug."""
-    import torch
-
     from palimpsest.ops import BackendUnavailableError
 
     if isinstance(failure, OSError):
@@ -172,15 +170,13 @@ def _exit_code(failure: Exception) -> int | None:
         return FAILED if isinstance(failure, ArithmeticError) else MISTAKE
     if isinstance(failure, BackendUnavailableError):
         return MISTAKE
-    if isinstance(failure, MemoryError | torch.OutOfMemoryError):
+    if out_of_memory(failure):
         return FAILED
     return None
 
 
 def _one_line(failure: Exception) -> str:
-    import torch
-
-    if isinstance(failure, MemoryError | torch.OutOfMemoryError):
+    if out_of_memory(failure):
         return f"out of memory ({str(failure).partition('.')[0]}); use a smaller batch or length"
     if isinstance(failure, OSError) and not isinstance(failure, PalimpsestError):
         where = f"{failure.filename}: " if failure.filename else ""

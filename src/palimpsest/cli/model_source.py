@@ -63,6 +63,12 @@ class ModelSource:
         Raises:
             InputError: neither is there.
         """
+        task = {} if self.run is None else self.run.get("recipe", {}).get("data", {})
+        if task.get("task"):
+            raise InputError(
+                f"{self.named}: was trained on the task {task['task']!r} and reads no text; "
+                "palimpsest eval MODEL recall measures it"
+            )
         if spec is not None:
             try:
                 return load_tokenizer(spec)

@@ -14,6 +14,7 @@ from rich.console import Console
 from palimpsest.analysis.battery import BatterySettings, run_battery
 from palimpsest.analysis.default_token import count_tokens
 from palimpsest.cli.model_source import find_model, pick_device
+from palimpsest.evaluation import check_tokenizer
 from palimpsest.text import load_corpus
 
 __all__ = ["StudyArgs", "run"]
@@ -77,6 +78,7 @@ def run(args: StudyArgs) -> int:
     source = find_model(args.model)
     model = source.load(pick_device(args.device))
     tokenizer = source.tokenizer(args.tokenizer)
+    check_tokenizer(model, tokenizer, source.trained_with)
     ids = load_corpus(args.text, tokenizer, bos=False, eos=False).tokens
     unigram = None
     if args.train_text is not None:

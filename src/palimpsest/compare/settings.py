@@ -107,6 +107,13 @@ class CompareSettings:
         for name in ("steps", "batch_size", "seq_len", "eval_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.eval_every is not None and self.eval_every < 1:
+            raise ConfigError(f"eval_every={self.eval_every}: must be at least 1, or left out")
+        if self.warmup_steps is not None and self.warmup_steps >= self.steps:
+            raise ConfigError(
+                f"warmup_steps={self.warmup_steps}: must be fewer than steps={self.steps}, or the "
+                "chosen rate is never reached"
+            )
         for size in self.sizes:
             if size < 1:
                 raise ConfigError(f"sizes={list(self.sizes)}: must be parameters, at least 1 each")

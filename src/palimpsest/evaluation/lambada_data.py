@@ -62,7 +62,8 @@ def find_lambada(data: str | Path) -> Path:
     if str(data) != HUB:
         path = Path(data)
         if not path.is_file():
-            raise InputError(f"{path}: no such file; {WHERE}, or pass {HUB!r}")
+            reason = "is a folder, not the file" if path.is_dir() else "no such file"
+            raise InputError(f"{path}: {reason}; {WHERE}, or pass {HUB!r}")
         return path
     try:
         from huggingface_hub import hf_hub_download

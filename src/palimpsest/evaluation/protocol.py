@@ -91,11 +91,10 @@ class Protocol:
             object.__setattr__(self, "stride", stride)
         elif self.stride is not None:
             raise InputError(f"stride={self.stride}: only the strided protocol has one")
-        if self.max_windows is not None and (self.max_windows < 1 or self.kind == "carried"):
-            raise InputError(
-                f"max_windows={self.max_windows}: must be at least 1, and the carried protocol "
-                "has none"
-            )
+        if self.max_windows is not None and self.kind == "carried":
+            raise InputError(f"max_windows={self.max_windows}: the carried protocol has no windows")
+        if self.max_windows is not None and self.max_windows < 1:
+            raise InputError(f"max_windows={self.max_windows}: must be at least 1")
         if self.kind == "carried" and self.bos == "window":
             raise InputError(
                 "bos='window': the carried protocol has no windows; use bos='document'"

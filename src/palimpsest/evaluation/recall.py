@@ -28,6 +28,7 @@ from palimpsest.evaluation.record import Result, provenance
 from palimpsest.evaluation.statistics import Estimate, share, share_in_groups
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.tasks import IGNORED, Task
+from palimpsest.text.batches import SEED_LIMIT
 
 __all__ = ["RecallResult", "RecallRow", "evaluate_recall"]
 
@@ -154,6 +155,8 @@ def evaluate_recall(
             raise InputError(f"{name}={value}: must be at least 1")
     if not tasks:
         raise InputError("tasks=[]: name at least one")
+    if not 0 <= examples_seed < SEED_LIMIT:
+        raise InputError(f"examples_seed={examples_seed}: must be from 0 to 2^63 - 1")
     if seed is not None and examples_seed in (seed, seed + 1):
         raise InputError(
             f"examples_seed={examples_seed}: the model was trained with seed {seed}, so these "

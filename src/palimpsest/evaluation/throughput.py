@@ -324,6 +324,8 @@ def _check(
     for label, values in (("lengths", lengths), ("batches", batches), ("phases", phases)):
         if not values:
             raise InputError(f"{label}=[]: name at least one")
+        if len(set(values)) < len(values):
+            raise InputError(f"{label}={list(values)}: name each once")
     for label, numbers in (
         ("lengths", lengths),
         ("batches", batches),

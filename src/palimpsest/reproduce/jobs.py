@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,14 +19,19 @@ from typing import Any
 import torch
 
 from palimpsest.errors import InputError
-from palimpsest.files import read_json, write_json, write_text
+from palimpsest.files import read_json, write_json
 from palimpsest.provenance import versions
+from palimpsest.reproduce.work import claimed
 from palimpsest.training import TrainingDivergedError
 
-__all__ = ["Job", "claim", "discard", "execute", "read_result", "slug", "stale", "write_result"]
+__all__ = ["Job", "execute", "read_result", "slug", "stale", "write_result"]
 
 SCHEMA = "palimpsest-job"
 SCHEMA_VERSION = 1
+_PARTS: dict[str, type | tuple[type, ...]] = {
+    "metrics": dict, "facts": dict, "config": dict, "where": dict, "parameters": int,
+    "seconds": (int, float),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +95,16 @@ def execute(job: Job, folder: Path, advance: Callable[[int], None]) -> dict[str,
     Returns:
         The result, ready for :func:`write_result`. A run that diverges is one too: it has no
         metrics, and its facts say so.
+
+    Raises:
+        InputError: another process is at this job in this folder.
     """
     module, _, name = job.executor.partition(":")
     carry_out = getattr(importlib.import_module(module), name)
     began = time.perf_counter()
-    work = claim(folder, job)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=devices):
+    owner = {"fingerprint": job.fingerprint, "paths": dict(job.paths)}
+    with claimed(folder, job.key, owner) as work, torch.random.fork_rng(devices=devices):
         try:
             measured = carry_out(job.config, job.paths, str(work), advance)
         except TrainingDivergedError as failure:
@@ -117,32 +124,6 @@ def execute(job: Job, folder: Path, advance: Callable[[int], None]) -> dict[str,
     }
 
 
-def claim(folder: Path, job: Job) -> Path:
-    """Where a job keeps what it writes on the way, to go on from if it is interrupted.
-
-    Args:
-        folder: of all jobs.
-        job: its fingerprint and paths, written beside the place, say whose that is.
-    """
-    work, mark = folder / job.key, _mark(folder, job)
-    owner = json.dumps({"fingerprint": job.fingerprint, "paths": dict(job.paths)}, sort_keys=True)
-    if work.exists() and not (mark.is_file() and mark.read_text(encoding="utf-8") == owner):
-        shutil.rmtree(work)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(mark, owner)
-    return work
-
-
-def discard(folder: Path, job: Job) -> None:
-    """Remove what a job has left on the way, once its result is written."""
-    shutil.rmtree(folder / job.key, ignore_errors=True)
-    _mark(folder, job).unlink(missing_ok=True)
-
-
-def _mark(folder: Path, job: Job) -> Path:
-    return folder / f"{job.key}.owner.json"
-
-
 def write_result(folder: Path, job: Job, result: Mapping[str, Any]) -> None:
     """Write a result, whole or not at all."""
     write_json(folder / f"{job.key}.json", dict(result))
@@ -157,14 +138,24 @@ def read_result(folder: Path, job: Job) -> dict[str, Any] | None:
     path = folder / f"{job.key}.json"
     if not path.exists():
         return None
-    found: Any = read_json(path, InputError)
+    remedy = "remove it, or name another --out"
+    try:
+        found: Any = read_json(path, InputError)
+    except InputError as failure:
+        raise InputError(f"{failure}; {remedy}") from failure
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise InputError(f"{path}: is not a result of a job; remove it, or name another --out")
+        raise InputError(f"{path}: is not a result of a job; {remedy}")
     if found.get("schema_version") != SCHEMA_VERSION:
         raise InputError(
             f"{path}: schema {SCHEMA} version {found.get('schema_version')!r}, this palimpsest "
-            f"reads version {SCHEMA_VERSION}; remove it, or name another --out"
+            f"reads version {SCHEMA_VERSION}; {remedy}"
         )
+    for name, kinds in _PARTS.items():
+        if not isinstance(found.get(name), kinds):
+            raise InputError(f"{path}: {name!r} is missing or damaged; {remedy}")
+    for name, value in found["metrics"].items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{path}: metric {name!r} is no number; {remedy}")
     return found
 
 

@@ -125,10 +125,10 @@ def _train(recipe: Recipe, folder: Path) -> RunResult:
     """Go on with the run in the folder where there is one, else begin."""
     if (folder / RECIPE).is_file():
         steps = recipe.train.steps
-        if steps in checkpoint_steps(folder):  # trained, but not measured
-            model = load_model(model_folder(folder)).eval()
-            return RunResult(folder, model, steps, steps, None, None)
-        with contextlib.suppress(ValueError):  # damaged: begin again
+        with contextlib.suppress(ValueError, OSError):  # damaged: begin again
+            if steps in checkpoint_steps(folder):  # trained, but not measured
+                model = load_model(model_folder(folder)).eval()
+                return RunResult(folder, model, steps, steps, None, None)
             return resume(folder, progress=False)
     if folder.exists():
         shutil.rmtree(folder)

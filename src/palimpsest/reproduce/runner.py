@@ -24,9 +24,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from palimpsest.errors import ConfigError, InputError, PalimpsestError
+from palimpsest.errors import ConfigError, InputError, PalimpsestError, out_of_memory
 from palimpsest.evaluation.progress import track
-from palimpsest.reproduce.jobs import Job, discard, execute, read_result, stale, write_result
+from palimpsest.reproduce.jobs import Job, execute, read_result, stale, write_result
+from palimpsest.reproduce.work import discard
 
 __all__ = ["JobError", "run_jobs"]
 
@@ -85,6 +86,7 @@ def run_jobs(
         reason = None if found is None else stale(job, found)
         if found is not None and not reason:
             results[job.key] = found
+            discard(work_folder, job.key)  # what an interruption right after writing it has left
             continue
         if reason:
             _say(console, f"{job.label}: {reason} changed since it was measured; measured again")
@@ -94,7 +96,7 @@ def run_jobs(
 
     def done(job: Job, result: dict[str, Any]) -> None:
         write_result(folder, job, result)
-        discard(work_folder, job)
+        discard(work_folder, job.key)
         results[job.key] = result
         _say(console, f"[{len(results)}/{len(jobs)}] {_summary(job, result)}")
 
@@ -211,6 +213,7 @@ def _fail(job: Job, kind: str, text: Any, code: int | None) -> None:
 def _child(job: Job, folder: Path, threads: int, connection: Connection) -> None:
     """The process of one job: sends progress now and then, and one last message."""
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     lock, waiting, last = threading.Lock(), 0, time.monotonic()
 
     def advance(tokens: int) -> None:
@@ -225,12 +228,27 @@ def _child(job: Job, folder: Path, threads: int, connection: Connection) -> None
         result = execute(job, folder, advance)
     except PalimpsestError as failure:
         connection.send(("mistake", str(failure)))
+    except OSError as failure:
+        where = f"{failure.filename}: " if failure.filename else ""
+        connection.send(("mistake", f"{where}{failure.strerror or failure}"))
     except KeyboardInterrupt:
         connection.send(("interrupted", None))
-    except Exception:
-        connection.send(("failed", traceback.format_exc()))
+    except Exception as failure:
+        if out_of_memory(failure):
+            connection.send(("mistake", "out of memory; use fewer --jobs, or a smaller batch"))
+        else:
+            connection.send(("failed", traceback.format_exc()))
     else:
         connection.send(("done", result))
+
+
+def _end_with_parent() -> None:
+    """Stop this process, as a signal would, once the one that has started it is gone: even where
+    that was killed, and could tell nobody."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _stop(processes: Sequence[BaseProcess]) -> None:

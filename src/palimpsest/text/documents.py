@@ -259,8 +259,15 @@ def _json(text: str, where: str) -> Any:
 def _field(record: Any, field: str, where: str) -> str:
     found = record.get(field) if isinstance(record, dict) else None
     if not isinstance(found, str):
-        there = ", ".join(map(repr, record)) if isinstance(record, dict) else "no object"
-        raise CorpusError(where, f"no text in the field {field!r} (there: {there})", "pass field=")
+        if not isinstance(record, dict):
+            raise CorpusError(where, "is no object with fields", "write one object a line")
+        if field in record:
+            kind = type(found).__name__
+            raise CorpusError(where, f"the field {field!r} is no text ({kind})", "repair the file")
+        there = ", ".join(map(repr, record))
+        raise CorpusError(
+            where, f"has no field {field!r} (there: {there})", "name the one with the text (field)"
+        )
     try:
         found.encode("utf-8")
     except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair

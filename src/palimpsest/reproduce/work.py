@@ -1,0 +1,65 @@
+"""What a job keeps on the way to its result: to whom it belongs, and that one process is at it.
+
+FOLDER/
+    KEY/            what the job writes, to go on from after an interruption
+    KEY.owner.json  the job's fingerprint and the paths of its data
+    KEY.lock        held while a process is at it; let go of by the system if the process dies
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from palimpsest.errors import InputError
+from palimpsest.files import write_text
+
+__all__ = ["claimed", "discard"]
+
+
+@contextmanager
+def claimed(folder: Path, key: str, owner: Mapping[str, Any]) -> Iterator[Path]:
+    """The place of a job's work inside the block, emptied first where it is another job's.
+
+    Args:
+        folder: of all work.
+        key: the job's name.
+        owner: what says whose work it is, as plain values.
+
+    Raises:
+        InputError: another process is at it.
+    """
+    work, mark = folder / key, _mark(folder, key)
+    text = json.dumps(owner, sort_keys=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(_lock(folder, key), timeout=0):
+            if work.exists() and not (mark.is_file() and mark.read_text(encoding="utf-8") == text):
+                shutil.rmtree(work)
+            write_text(mark, text)
+            yield work
+    except Timeout as failure:
+        raise InputError(
+            f"{work}: another process is at this; wait for it, or name another --out"
+        ) from failure
+
+
+def discard(folder: Path, key: str) -> None:
+    """Remove what a job has left, once its result is written."""
+    shutil.rmtree(folder / key, ignore_errors=True)
+    for path in (_mark(folder, key), _lock(folder, key)):
+        path.unlink(missing_ok=True)
+
+
+def _mark(folder: Path, key: str) -> Path:
+    return folder / f"{key}.owner.json"
+
+
+def _lock(folder: Path, key: str) -> Path:
+    return folder / f"{key}.lock"
