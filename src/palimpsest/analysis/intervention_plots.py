@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from palimpsest.analysis.causal import CausalResult
-from palimpsest.errors import InputError, PalimpsestError
-from palimpsest.files import atomic_path
+from palimpsest.errors import InputError
+from palimpsest.picture import new_figure, save_figure
 
 __all__ = ["plot_interventions"]
 
@@ -41,18 +41,10 @@ def plot_interventions(found: CausalResult, path: str | Path, *, probe: int = 0)
     """
     if not 0 <= probe < len(found.probes):
         raise InputError(f"probe={probe}: must be from 0 to {len(found.probes) - 1}")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError:
-        raise PalimpsestError(
-            "a plot needs matplotlib: pip install 'palimpsest-lm[plot]'"
-        ) from None
-
     effects = found.effects
-    figure = Figure(figsize=(8.2, 1.8 + ROW_HEIGHT * len(effects)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.2, 1.8 + ROW_HEIGHT * len(effects))
+    from matplotlib.patches import Patch
+
     axes = figure.subplots()
     for y, effect in enumerate(effects):
         change, colour = effect.changes[probe], GROUPS.get(effect.group, "#000000")
@@ -93,7 +85,4 @@ def plot_interventions(found: CausalResult, path: str | Path, *, probe: int = 0)
     handles = [Patch(color=GROUPS.get(group, "#000000"), label=group) for group in groups]
     handles.append(Patch(color="#000000", alpha=0.28, label="range of the controls"))
     axes.legend(handles=handles, fontsize=7, loc="best")
-    target = Path(path)
-    with atomic_path(target) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
-    return target
+    return save_figure(figure, path)

@@ -17,9 +17,8 @@ from palimpsest.analysis.default_token import DefaultToken
 from palimpsest.analysis.geometry import Geometry
 from palimpsest.analysis.horizons import Retention, StateCosines
 from palimpsest.analysis.pools import Pools
-from palimpsest.errors import PalimpsestError
 from palimpsest.evaluation.statistics import Z95, Estimate
-from palimpsest.files import atomic_path
+from palimpsest.picture import COLOURS, new_figure, save_figure
 
 __all__ = [
     "plot_context",
@@ -30,16 +29,8 @@ __all__ = [
     "plot_state_cosines",
 ]
 
-BLUE, RED, GREEN, PURPLE, ORANGE, SKY = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-)
+BLUE, RED, GREEN, PURPLE, ORANGE, SKY, _ = COLOURS
 GREY = "#767676"
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LEAST_SHOWN = 1e-4  # of what a head keeps, and of an influence over the largest
 
 
@@ -273,15 +264,7 @@ def _end(axes: Any, lags: Sequence[int], values: Sequence[float], floor: float) 
 
 
 def _panels(count: int) -> tuple[Any, Sequence[Any]]:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise PalimpsestError(
-            "a plot needs matplotlib: pip install 'palimpsest-lm[plot]'"
-        ) from None
-    figure = Figure(figsize=(6.4 if count == 1 else 10.4, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(6.4 if count == 1 else 10.4, 4.4)
     return figure, figure.subplots(1, count, squeeze=False)[0]
 
 
@@ -294,7 +277,4 @@ def _finish(figure: Any, path: str | Path) -> Path:
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_xscale() == "log":
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    target = Path(path)
-    with atomic_path(target) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
-    return target
+    return save_figure(figure, path)

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.compare.report import short
-from palimpsest.errors import PalimpsestError
-from palimpsest.files import atomic_path
-from palimpsest.training.plot import COLOURS, MARKERS
+from palimpsest.picture import COLOURS, MARKERS, new_figure, save_figure
 
 __all__ = ["plot_curves", "plot_gaps"]
 
@@ -115,15 +113,7 @@ def plot_gaps(facts: Mapping[str, Any], path: Path) -> Path:
 
 
 def _figure(size: tuple[float, float]) -> tuple[Any, Any]:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise PalimpsestError(
-            "a plot needs matplotlib: pip install 'palimpsest-lm[plot]'"
-        ) from None
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(*size)
     return figure, figure.subplots()
 
 
@@ -131,5 +121,4 @@ def _finish(figure: Any, axes: Any, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save_figure(figure, path)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from palimpsest.errors import PalimpsestError
-from palimpsest.files import atomic_path
+from palimpsest.picture import new_figure, save_figure
 from palimpsest.training import read_metrics
 
 __all__ = ["plot_demo", "spread"]
@@ -34,17 +33,9 @@ def plot_demo(results: dict[str, Any], runs: Sequence[Path], path: Path) -> Path
     Raises:
         PalimpsestError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
-    except ImportError:
-        raise PalimpsestError(
-            "a plot needs matplotlib: pip install 'palimpsest-lm[plot]'"
-        ) from None
+    figure = new_figure(9.0, 5.4)
+    from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     labels: list[tuple[float, str, str]] = []  # height, text, colour
     lowest = math.inf
@@ -120,9 +111,7 @@ def plot_demo(results: dict[str, Any], runs: Sequence[Path], path: Path) -> Path
         fontsize=8,
         color=GREY,
     )
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
-    return path
+    return save_figure(figure, path)
 
 
 def _write_labels(axes: Any, labels: list[tuple[float, str, str]]) -> None:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from palimpsest.errors import InputError, PalimpsestError
+from palimpsest.errors import InputError
 from palimpsest.evaluation.by_position import PositionsResult
-from palimpsest.files import atomic_path
+from palimpsest.picture import COLOURS, MARKERS, new_figure, save_figure
 
 __all__ = ["plot_positions"]
-
-# Okabe and Ito: to be told apart with any colour vision
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def plot_positions(results: Sequence[PositionsResult], path: str | Path) -> Path:
@@ -33,22 +29,12 @@ def plot_positions(results: Sequence[PositionsResult], path: str | Path) -> Path
         InputError: no results, or results of different tokenizers or texts.
         PalimpsestError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import StrMethodFormatter
-    except ImportError:
-        raise PalimpsestError(
-            "a plot needs matplotlib: pip install 'palimpsest-lm[plot]'"
-        ) from None
-
     if not results:
         raise InputError("results=[]: name at least one")
     for name in ("tokenizer_fingerprint", "data_sha256"):
         if len({getattr(r, name) for r in results}) > 1:
             raise InputError(f"results of different {name}: their losses do not compare")
-    figure = Figure(figsize=(8.0, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.0, 4.8)
     panel = figure.subplots()
     logarithmic = results[0].settings.get("spacing") == "log"
     for index, result in enumerate(results):
@@ -70,6 +56,8 @@ def plot_positions(results: Sequence[PositionsResult], path: str | Path) -> Path
             label=f"{result.source or result.model}, {result.parameters:,} parameters",
         )
     if logarithmic:
+        from matplotlib.ticker import StrMethodFormatter
+
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     panel.set_xlabel("position in the window (tokens)")
@@ -81,7 +69,4 @@ def plot_positions(results: Sequence[PositionsResult], path: str | Path) -> Path
     )
     panel.grid(alpha=0.3)
     panel.legend(fontsize=8)
-    target = Path(path)
-    with atomic_path(target) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
-    return target
+    return save_figure(figure, path)

@@ -15,11 +15,10 @@ import numpy as np
 
 from palimpsest.files import write_json
 from palimpsest.inspect.inspection import Inspection
+from palimpsest.picture import COLOURS, MARKERS, new_figure, save_figure
 
 __all__ = ["FIGURES", "figure_numbers", "write_figures"]
 
-COLOURS = ("#0072B2", "#D55E00")
-MARKERS = ("o", "s")
 BIN = 0.5  # bits of a bar in the histogram
 BLOCKS = 200  # points of a curve along the text
 POINTS = 4000  # of a trajectory in a PNG
@@ -118,15 +117,12 @@ def write_figures(inspections: Sequence[Inspection], folder: Path) -> list[Path]
 
 def _save(name: str, models: list[Numbers], inspections: Sequence[Inspection], path: Path) -> None:
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     side_by_side = len(models) if name in ("trajectory", "gates") else 1
     with rc_context({"text.parse_math": False}):  # a "$" in a folder's name is no formula
-        figure = Figure(figsize=(6.4 * side_by_side, 4.2), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure(6.4 * side_by_side, 4.2)
         _DRAW[name](figure, models, inspections)
-        figure.savefig(path, dpi=130)
+        save_figure(figure, path, dpi=130)
 
 
 def _draw_surprise(figure: Any, models: list[Numbers], _: Sequence[Inspection]) -> None:

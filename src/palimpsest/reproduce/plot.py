@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from palimpsest.errors import PalimpsestError
-from palimpsest.files import atomic_path
+from palimpsest.picture import new_figure, save_figure
 from palimpsest.reproduce.table import Column
 
 __all__ = ["plot_table"]
@@ -32,27 +31,15 @@ def plot_table(facts: Mapping[str, Any], path: Path) -> Path:
     Raises:
         PalimpsestError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError:
-        raise PalimpsestError(
-            "a plot needs matplotlib: pip install 'palimpsest-lm[plot]'"
-        ) from None
-
     rows = list(reversed(facts["rows"]))  # the first one at the top
     columns = [c for c in (Column(**column) for column in facts["columns"]) if _has(rows, c)]
     across = min(PANELS_A_LINE, max(1, len(columns)))
     down = max(1, math.ceil(len(columns) / across))
-    figure = Figure(
-        figsize=(
-            LABEL_WIDTH + PANEL_WIDTH * across,
-            1.3 + down * (1.0 + ROW_HEIGHT * len(rows)),
-        ),
-        layout="constrained",
+    figure = new_figure(
+        LABEL_WIDTH + PANEL_WIDTH * across, 1.3 + down * (1.0 + ROW_HEIGHT * len(rows))
     )
-    FigureCanvasAgg(figure)
+    from matplotlib.ticker import MaxNLocator
+
     panels = figure.subplots(down, across, sharey=True, squeeze=False)
     for index, panel in enumerate(panels.flat):
         if index < len(columns):
@@ -79,9 +66,7 @@ def plot_table(facts: Mapping[str, Any], path: Path) -> Path:
     if not all(row["causal"] for row in rows):
         handles.append(_handle("s", NOT_CAUSAL, "measured, not causal"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=130)
-    return path
+    return save_figure(figure, path, dpi=130)
 
 
 def _panel(panel: Any, column: Column, rows: list[dict[str, Any]]) -> bool:

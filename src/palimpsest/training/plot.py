@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from palimpsest.errors import InputError, PalimpsestError
-from palimpsest.files import atomic_path, read_json
+from palimpsest.errors import InputError
+from palimpsest.files import read_json
+from palimpsest.picture import COLOURS, MARKERS, new_figure, save_figure
 from palimpsest.training.log import read_metrics
 
 __all__ = ["plot_runs"]
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 SMOOTH_SHARE = 0.02  # of the rows, averaged into the bold training curve
 
 
@@ -43,15 +42,6 @@ def plot_runs(runs: Sequence[str | Path], path: str | Path) -> Path:
         InputError: no runs, a folder that is none, nothing in common to plot.
         PalimpsestError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
-    except ImportError:
-        raise PalimpsestError(
-            "a plot needs matplotlib: pip install 'palimpsest-lm[plot]'"
-        ) from None
-
     if not runs:
         raise InputError("runs=[]: name at least one run's folder")
     folders = [Path(run) for run in runs]
@@ -59,8 +49,9 @@ def plot_runs(runs: Sequence[str | Path], path: str | Path) -> Path:
     quantity = _common_quantity([meta for meta, _ in loaded])
     with_accuracy = any("accuracy" in row for _, rows in loaded for row in rows)
 
-    figure = Figure(figsize=(8.0, 7.5 if with_accuracy else 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.0, 7.5 if with_accuracy else 4.8)
+    from matplotlib.ticker import EngFormatter
+
     panels = figure.subplots(2 if with_accuracy else 1, 1, sharex=True, squeeze=False)[:, 0]
     for index, (meta, rows) in enumerate(loaded):
         look = {
@@ -85,10 +76,7 @@ def plot_runs(runs: Sequence[str | Path], path: str | Path) -> Path:
         panel.margins(x=0.02)
         if panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize=8)
-    target = Path(path)
-    with atomic_path(target) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
-    return target
+    return save_figure(figure, path)
 
 
 def _draw_loss(
