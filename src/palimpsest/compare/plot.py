@@ -19,7 +19,8 @@ SHOWN_SHARE = 0.1  # of the tokens are left out at the start of a curve, where a
 
 
 def plot_curves(facts: Mapping[str, Any], size: int, path: Path) -> Path:
-    """Validation bits per byte over the tokens read, at one size.
+    """Bits per byte of the first validation batches over the tokens read, at one size; the legend
+    has the figures of the whole validation text.
 
     Args:
         facts: what ``results.json`` holds.
@@ -40,7 +41,8 @@ def plot_curves(facts: Mapping[str, Any], size: int, path: Path) -> Path:
         tokens = [point["tokens"] for point in curve]
         mean = [point["mean"] for point in curve]
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-        label = f"{entry['model']}  {mean[-1]:.3f}  ({entry['parameters']:,} parameters)"
+        # that of the tables, on the whole validation text; points of the curve read a part of it
+        label = f"{entry['model']}  {entry['mean']:.3f}  ({entry['parameters']:,} parameters)"
         axes.plot(tokens, mean, color=colour, marker=marker, markersize=4, label=label)
         if curve[0]["std"] is not None:
             low = [point["mean"] - point["std"] for point in curve]
@@ -59,7 +61,7 @@ def plot_curves(facts: Mapping[str, Any], size: int, path: Path) -> Path:
         fontsize=10,
     )
     axes.set_xlabel("tokens read")
-    axes.set_ylabel("validation bits per byte")
+    axes.set_ylabel(f"bits per byte, first {facts['settings']['eval_batches']} validation batches")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     _finish(figure, axes, path)
     return path
