@@ -53,6 +53,8 @@ def test_two_processes_are_not_at_one_job(tmp_path: Path) -> None:
             pass
         with claimed(tmp_path, "other", {}):
             pass
+        discard(tmp_path, "row")  # leaves it alone
+        assert (tmp_path / "row.owner.json").exists()
     with claimed(tmp_path, "row", {}):  # let go of
         pass
 

@@ -51,10 +51,16 @@ def claimed(folder: Path, key: str, owner: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def discard(folder: Path, key: str) -> None:
-    """Remove what a job has left, once its result is written."""
-    shutil.rmtree(folder / key, ignore_errors=True)
-    for path in (_mark(folder, key), _lock(folder, key)):
-        path.unlink(missing_ok=True)
+    """Remove what a job has left, once its result is written; not what another process is at."""
+    if not (folder / key).exists() and not _mark(folder, key).exists():
+        return
+    try:
+        with FileLock(_lock(folder, key), timeout=0):
+            shutil.rmtree(folder / key, ignore_errors=True)
+            _mark(folder, key).unlink(missing_ok=True)
+    except Timeout:
+        return
+    _lock(folder, key).unlink(missing_ok=True)
 
 
 def _mark(folder: Path, key: str) -> Path:
