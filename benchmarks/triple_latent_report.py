@@ -51,15 +51,8 @@ def show_flat(result: dict[str, Any]) -> None:
     for column in ("what", "T", "µs/token, median", "min", "× the first"):
         table.add_column(column, justify="right")
     for row in result["rows"]:
-        first = next(r for r in result["rows"] if r["what"] == row["what"])["us_per_token"]
-        own = row["us_per_token"]
-        table.add_row(
-            row["what"],
-            f"{row['length']:,}",
-            f"{own['median']:.2f}",
-            f"{own['min']:.2f}",
-            f"{own['median'] / first['median']:.3f} ({own['min'] / first['min']:.3f})",
-        )
+        times = _beside_first(row, result, "what", digits=2)
+        table.add_row(row["what"], f"{row['length']:,}", *times)
     Console(width=140).print(table)
 
 
@@ -85,16 +78,8 @@ def show_decode(result: dict[str, Any]) -> None:
     for column in ("model", "position", "µs/token, median", "min", "× the first", "state bytes"):
         table.add_column(column, justify="right")
     for row in result["rows"]:
-        first = next(r for r in result["rows"] if r["model"] == row["model"])["us_per_token"]
-        own = row["us_per_token"]
-        table.add_row(
-            row["model"],
-            f"{row['position']:,}",
-            f"{own['median']:.0f}",
-            f"{own['min']:.0f}",
-            f"{own['median'] / first['median']:.3f} ({own['min'] / first['min']:.3f})",
-            f"{row['state_bytes']:,}",
-        )
+        times = _beside_first(row, result, "model", digits=0)
+        table.add_row(row["model"], f"{row['position']:,}", *times, f"{row['state_bytes']:,}")
     Console(width=140).print(table)
 
 
@@ -145,3 +130,11 @@ def caption(result: dict[str, Any]) -> str:
 def _in_order(rows: list[dict[str, Any]], key: str) -> list[str]:
     """The values of a key, each once, as they come."""
     return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _beside_first(row: dict[str, Any], result: dict[str, Any], key: str, digits: int) -> list[str]:
+    """Median and minimum of a row, and both over those of the first row with its key."""
+    first = next(r for r in result["rows"] if r[key] == row[key])["us_per_token"]
+    own = row["us_per_token"]
+    ratios = f"{own['median'] / first['median']:.3f} ({own['min'] / first['min']:.3f})"
+    return [f"{own['median']:.{digits}f}", f"{own['min']:.{digits}f}", ratios]

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from palimpsest.analysis.intervene import intervene
 from palimpsest.analysis.passes import Measured, check_windows, evaluating, input_tap
 from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import inference
-from palimpsest.evaluation.statistics import Estimate, mean
+from palimpsest.evaluation.statistics import Estimate, column_means
 from palimpsest.models.language_model import LanguageModel
 
 __all__ = ["ContextLoss", "Influence", "measure_context", "measure_influence"]
@@ -127,8 +126,8 @@ def measure_context(
     return ContextLoss(
         targets=len(ids_WT),
         lengths=tuple(chosen),
-        loss=_estimates(loss_WK),
-        excess=_estimates(excess_WK),
+        loss=column_means(loss_WK),
+        excess=column_means(excess_WK),
         tolerance=tolerance,
         effective=chosen[start],
     )
@@ -149,10 +148,6 @@ def _split(model: LanguageModel, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
     targets_BN = torch.full_like(ids_BT[:, 1:], IGNORED)
     targets_BN[:, -1] = ids_BT[:, -1]
     return ids_BT[:, :-1], targets_BN
-
-
-def _estimates(values_WK: Tensor) -> tuple[Estimate, ...]:
-    return tuple(mean(np.asarray(column)) for column in values_WK.T)
 
 
 def measure_influence(model: LanguageModel, ids_WT: Tensor, *, batch_size: int = 16) -> Influence:
@@ -194,7 +189,7 @@ def measure_influence(model: LanguageModel, ids_WT: Tensor, *, batch_size: int =
         tap=name,
         targets=len(ids_WT),
         lags=tuple(range(1, norm_WN.shape[1] + 1)),
-        norm=_estimates(norm_WN),
+        norm=column_means(norm_WN),
         share=tuple(share_N.tolist()),
         half=_until(reached_N, 0.5),
         most=_until(reached_N, 0.9),

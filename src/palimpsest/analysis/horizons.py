@@ -20,7 +20,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -28,7 +27,7 @@ from torch.nn import functional
 from palimpsest.analysis.catalogue import check_model, resolve, taps
 from palimpsest.analysis.passes import Measured, check_windows, read_windows, state_tap
 from palimpsest.errors import InputError
-from palimpsest.evaluation.statistics import Estimate, mean
+from palimpsest.evaluation.statistics import Estimate, column_means
 from palimpsest.models.language_model import LanguageModel
 
 __all__ = [
@@ -113,10 +112,6 @@ def _both(states_BTD: Tensor, lags: Sequence[int]) -> tuple[Tensor, Tensor]:
     return _cosines(states_BTD, lags).cpu(), _cosines(centred_BTD, lags).cpu()
 
 
-def _estimates(values_WK: Tensor) -> tuple[Estimate, ...]:
-    return tuple(mean(np.asarray(column)) for column in values_WK.T)
-
-
 def state_cosines(states_WTD: Tensor, lags: Sequence[int] | None = None) -> StateCosines:
     """Cosine by lag of states that are at hand.
 
@@ -139,8 +134,8 @@ def state_cosines(states_WTD: Tensor, lags: Sequence[int] | None = None) -> Stat
         windows=windows,
         length=length,
         lags=tuple(chosen),
-        raw=_estimates(raw_WK),
-        centred=_estimates(centred_WK),
+        raw=column_means(raw_WK),
+        centred=column_means(centred_WK),
     )
 
 
@@ -174,8 +169,8 @@ def measure_state_cosines(
         windows=len(ids_WT),
         length=length,
         lags=tuple(chosen),
-        raw=_estimates(torch.cat([raw for raw, _ in found])),
-        centred=_estimates(torch.cat([centred for _, centred in found])),
+        raw=column_means(torch.cat([raw for raw, _ in found])),
+        centred=column_means(torch.cat([centred for _, centred in found])),
     )
 
 

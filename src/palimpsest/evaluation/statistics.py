@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Estimate", "exponential", "mean", "ratio", "share", "share_in_groups"]
+__all__ = ["Estimate", "column_means", "exponential", "mean", "ratio", "share", "share_in_groups"]
 
 Z95 = 1.959963984540054  # the normal quantile of 97.5 %
 
@@ -42,6 +42,11 @@ class Estimate:
 def mean(values: NDArray[np.float64]) -> Estimate:
     """The mean, with a normal interval."""
     return _normal(float(values.mean()), _stderr(values))
+
+
+def column_means(values_WK: Any) -> tuple[Estimate, ...]:
+    """:func:`mean` of each column, over W windows, of an array or a tensor on the CPU."""
+    return tuple(mean(np.asarray(column)) for column in values_WK.T)
 
 
 def ratio(numerators: NDArray[Any], denominators: NDArray[Any]) -> Estimate:
