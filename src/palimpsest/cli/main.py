@@ -8,6 +8,7 @@ Only the chosen command's module is imported, and only after its name is known.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import importlib
@@ -137,6 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(name: str, words: list[str]) -> int:
     import tyro
 
+    from palimpsest.ops.compilation import report_compilation
+
     keep_freed_memory()
     class_name, module_name = COMMANDS[name][0], MODULES.get(name, name)
     if name == "eval" and len(words) > 1 and not any(w.startswith("-") for w in words[:2]):
@@ -156,7 +159,8 @@ def _run(name: str, words: list[str]) -> int:
     about = inspect.getdoc(arguments)
     args = tyro.cli(arguments, args=words, prog=f"palimpsest {name}", description=about)
     run: Callable[[object], int] = module.run
-    return run(args)
+    with report_compilation(_note):
+        return run(args)
 
 
 def _exit_code(failure: Exception) -> int | None:
@@ -182,6 +186,11 @@ def _one_line(failure: Exception) -> str:
         where = f"{failure.filename}: " if failure.filename else ""
         return f"{where}{failure.strerror or failure}"
     return " ".join(str(failure).split("\n"))
+
+
+def _note(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed
+        print(f"palimpsest: {text}", file=sys.stderr, flush=True)
 
 
 def _complain(text: str, code: int) -> int:

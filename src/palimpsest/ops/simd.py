@@ -17,9 +17,13 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
+from palimpsest.ops.compilation import watch_compilation
+
 __all__ = ["OPTIONS", "exp", "get", "jit", "put", "sigmoid", "softplus", "tanh"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+watch_compilation()
 
 OPTIONS: dict[str, Any] = {
     "fastmath": {"contract", "reassoc", "nsz", "arcp"},  # not nnan, ninf: they may drop NaN checks

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from palimpsest.ops.compilation import watch_compilation
 from palimpsest.ops.dispatch import BackendUnavailableError
 
 __all__ = ["as_array", "compiled", "numba_missing", "require_cpu", "run_rows"]
@@ -40,6 +41,7 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
     """The loop as machine code, kept on disk between processes where a cache can be written."""
     import numba
 
+    watch_compilation()
     options: dict[str, Any] = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy"}
     try:
         kernel: Callable[..., None] = numba.njit(cache=True, **options)(loop)

@@ -18,6 +18,7 @@ import torch
 from palimpsest.errors import CheckpointError, ConfigError, InputError, PalimpsestError
 from palimpsest.models import LanguageModel
 from palimpsest.ops import backend_calls
+from palimpsest.ops.compilation import report_compilation
 from palimpsest.training import checkpoint as checkpoints
 from palimpsest.training.log import MetricsLog, read_metrics
 from palimpsest.training.loop import Trainer
@@ -210,7 +211,7 @@ def _session(trainer: Trainer, log: MetricsLog, show: bool, stop_after: int | No
     progress = TrainingProgress(steps, trainer.step, show=show)
     calls = backend_calls()
     try:
-        with StopSignals() as stop:
+        with StopSignals() as stop, report_compilation(progress.say):
             trainer.fit(log, progress, stop, stop_after=stop_after)
     finally:
         progress.close()
