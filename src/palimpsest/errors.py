@@ -5,6 +5,8 @@ The command line prints these as one line without a traceback; anything else is 
 
 from __future__ import annotations
 
+import errno
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -12,8 +14,35 @@ __all__ = [
     "PalimpsestError",
     "StateError",
     "StorageError",
+    "WorkError",
     "out_of_memory",
+    "work_failed",
 ]
+
+# OSErrors that a path or a permission causes, and not the machine
+_PATH_ERRORS = {
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.ENAMETOOLONG,
+    errno.EROFS,
+    errno.ELOOP,
+    errno.EINVAL,
+}
+# OSErrors that the machine causes, even if a message that names a file reports them
+_MACHINE_ERRORS = {
+    errno.ENOSPC,
+    getattr(errno, "EDQUOT", errno.ENOSPC),  # Windows has no quota
+    errno.EFBIG,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+}
 
 
 def out_of_memory(failure: BaseException) -> bool:
@@ -21,6 +50,26 @@ def out_of_memory(failure: BaseException) -> bool:
     if isinstance(failure, MemoryError) or type(failure).__name__ == "OutOfMemoryError":
         return True
     return isinstance(failure, RuntimeError) and "can't allocate memory" in str(failure)
+
+
+def work_failed(failure: BaseException) -> bool:
+    """Whether the work failed, rather than the arguments being wrong.
+
+    True for a loss that is not finite, too little memory, and everything that the machine caused
+    (a full disk, an error of the device), whatever the class of the error that reports it.
+    """
+    if isinstance(failure, PalimpsestError) and isinstance(failure, ArithmeticError | WorkError):
+        return True
+    if isinstance(failure, OSError) and not isinstance(failure, PalimpsestError):
+        return failure.errno not in _PATH_ERRORS
+    cause: BaseException | None = failure
+    while cause is not None:
+        if isinstance(cause, StorageError) or out_of_memory(cause):
+            return True
+        if isinstance(cause, OSError) and cause.errno in _MACHINE_ERRORS:
+            return True
+        cause = cause.__cause__
+    return False
 
 
 class PalimpsestError(Exception):
@@ -45,3 +94,7 @@ class CheckpointError(PalimpsestError, ValueError):
 
 class StorageError(PalimpsestError, OSError):
     """A file that cannot be written (a full disk, no permission); nothing is half-written."""
+
+
+class WorkError(PalimpsestError, RuntimeError):
+    """The work failed although the arguments are right: a process that was killed, for example."""

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from palimpsest.cli.info import missing_backends
 from palimpsest.cli.model_source import check_output_path, find_model, pick_device
+from palimpsest.cli.output import say
 from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision, inference
 from palimpsest.evaluation.inference import dtype_label
@@ -32,6 +33,7 @@ from palimpsest.models import LanguageModel, build
 from palimpsest.ops import backend_calls, force_backend
 from palimpsest.ops.dispatch import dispatchers
 from palimpsest.provenance import code_commit, software_versions
+from palimpsest.streams import plain
 
 __all__ = ["BenchArgs", "run"]
 
@@ -112,10 +114,11 @@ def run(args: BenchArgs) -> int:
         facts = measure(model, args)
     finally:
         torch.set_num_threads(before)
+    if args.out is not None:  # before anything is printed: standard output may be broken
+        write_json(args.out, facts)
     show(facts, Console())
     if args.out is not None:
-        write_json(args.out, facts)
-        print(f"written: {args.out}")
+        say(f"written: {args.out}")
     return 0
 
 
@@ -193,7 +196,7 @@ def show(facts: dict[str, Any], console: Console) -> None:
     """The header that makes the figures mean something, and the table."""
     versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
     console.print(
-        f"{facts['model']} ({facts['architecture']}, {facts['parameters']:,} parameters), "
+        f"{plain(facts['model'])} ({facts['architecture']}, {facts['parameters']:,} parameters), "
         f"batch {facts['batch']} × {facts['length']} tokens, {facts['dtype']}, "
         f"{facts['device']}, {facts['threads']} threads; {versions}",
         highlight=False,

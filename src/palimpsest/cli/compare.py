@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from palimpsest.cli.output import say
 from palimpsest.compare import CompareSettings, parse_model, run_compare
 from palimpsest.errors import ConfigError
 
@@ -105,7 +106,7 @@ def run(args: CompareArgs) -> int:
     values["sizes"] = tuple(parse_size(text) for text in args.sizes)
     run_compare(CompareSettings(**values), args.out, jobs=args.jobs, threads=args.threads)
     print((args.out / "table.md").read_text(encoding="utf-8"), end="")
-    print(f"written: {args.out / 'table.md'}, table.csv, results.json and the pictures")
+    say(f"written: {args.out / 'table.md'}, table.csv, results.json and the pictures")
     return 0
 
 

@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from palimpsest.cli.model_source import check_output_path, find_model, pick_device
+from palimpsest.cli.output import say
 from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision, evaluate_positions, plot_positions
 
@@ -101,11 +102,14 @@ def run(args: PositionsArgs) -> int:
         seed=source.seed,
         trained_with=source.trained_with,
     )
+    if args.out is not None:  # before anything is printed: standard output may be broken
+        result.save(args.out)
+    if args.plot is not None:
+        plot_positions([result], args.plot)
     console = Console()
     console.print(result.table())
     console.print(result.by_position())
-    if args.out is not None:
-        print(f"written: {result.save(args.out)}")
-    if args.plot is not None:
-        print(f"written: {plot_positions([result], args.plot)}")
+    for path in (args.out, args.plot):
+        if path is not None:
+            say(f"written: {path}")
     return 0

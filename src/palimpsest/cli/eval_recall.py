@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from palimpsest.cli.model_source import ModelSource, check_output_path, find_model, pick_device
+from palimpsest.cli.output import say
 from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision, evaluate_recall
 from palimpsest.evaluation.recall import DEFAULT_SEED
@@ -82,11 +83,13 @@ def run(args: RecallArgs) -> int:
         source=args.model,
         seed=source.seed,
     )
+    if args.out is not None:  # before anything is printed: standard output may be broken
+        result.save(args.out)
     console = Console()
     console.print(result.table())
     console.print(result.by_pairs())
     if args.out is not None:
-        print(f"written: {result.save(args.out)}")
+        say(f"written: {args.out}")
     return 0
 
 

@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 
 from palimpsest.cli.model_source import check_output_path, find_model, pick_device
+from palimpsest.cli.output import say
 from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision, measure_throughput, throughput_table
 from palimpsest.models import LanguageModel, build
@@ -94,12 +95,14 @@ def run(args: ThroughputArgs) -> int:
         )
     finally:
         torch.set_num_threads(before)
+    for result, file in zip(results.values(), files, strict=False):
+        result.save(file)  # before anything is printed: standard output may be broken
     console = Console()
     for result in results.values():
         console.print(result.table())
     console.print(throughput_table(list(results.values())))
-    for result, file in zip(results.values(), files, strict=False):
-        print(f"written: {result.save(file)}")
+    for file in files:
+        say(f"written: {file}")
     return 0
 
 

@@ -14,6 +14,7 @@ import tyro
 from rich.console import Console
 
 from palimpsest.cli.model_source import check_output_path, find_model, pick_device
+from palimpsest.cli.output import say
 from palimpsest.evaluation import Precision, Protocol, evaluate_text
 
 __all__ = ["EvalArgs", "run"]
@@ -113,7 +114,9 @@ def run(args: EvalArgs) -> int:
         seed=source.seed,
         trained_with=source.trained_with,
     )
+    if args.out is not None:  # before anything is printed: standard output may be broken
+        result.save(args.out)
     Console().print(result.table())
     if args.out is not None:
-        print(f"written: {result.save(args.out)}")
+        say(f"written: {args.out}")
     return 0

@@ -10,9 +10,11 @@ from typing import Annotated
 import tyro
 
 from palimpsest.cli.model_source import check_output_path, find_model, pick_device
+from palimpsest.cli.output import reader_gone
 from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision
 from palimpsest.generation import SamplingConfig, Session
+from palimpsest.streams import plain
 from palimpsest.training.signals import StopSignals
 
 __all__ = ["GenerateArgs", "run"]
@@ -137,6 +139,8 @@ def run(args: GenerateArgs) -> int:
         sample = session.fork(seed)
         for piece in sample.generate(args.max_new_tokens, sampling, _stop(args)):
             _write(piece)
+            if reader_gone():
+                return 0
         print(sample.flush())
     return 0
 
@@ -146,6 +150,8 @@ def _one(args: GenerateArgs, session: Session, sampling: SamplingConfig) -> int:
     if args.save_session is None:
         for piece in pieces:
             _write(piece)
+            if reader_gone():  # nothing else is made of the text
+                return 0
         print(session.flush())
         return 0
     with StopSignals() as signals:
@@ -156,7 +162,7 @@ def _one(args: GenerateArgs, session: Session, sampling: SamplingConfig) -> int:
     # what waits to be given out is saved, and the continuation gives it out
     session.save(args.save_session)
     print()
-    print(f"session saved: {args.save_session}", file=sys.stderr)
+    print(f"session saved: {plain(args.save_session)}", file=sys.stderr)
     return 0 if signals.received is None else EXIT_SIGNAL + signals.received
 
 
@@ -191,7 +197,5 @@ def _stop(args: GenerateArgs) -> list[str]:
 
 
 def _write(text: str) -> None:
-    # text that a terminal's encoding lacks is shown as ? rather than ending the program
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.write(text)
     sys.stdout.flush()

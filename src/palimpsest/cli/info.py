@@ -24,6 +24,7 @@ from palimpsest.models import LanguageModel, build, list_models, list_presets
 from palimpsest.models.registry import config_class
 from palimpsest.ops import BackendUnavailableError
 from palimpsest.ops.dispatch import dispatchers
+from palimpsest.streams import plain
 
 __all__ = ["InfoArgs", "missing_backends", "run"]
 
@@ -178,7 +179,7 @@ def _architecture(name: str) -> dict[str, Any]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=escape(title), title_justify="left", show_header=bool(columns))
+    table = Table(title=escape(plain(title)), title_justify="left", show_header=bool(columns))
     for column in columns or ("", ""):
         right = column in ("parameters", "state bytes", "number")
         table.add_column(
@@ -191,8 +192,8 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _row(table: Table, *cells: str) -> None:
-    """A row of plain text: a path may hold what rich takes for markup."""
-    table.add_row(*(escape(cell) for cell in cells))
+    """A row of plain text: a path may hold markup of rich, or control characters."""
+    table.add_row(*(escape(plain(cell)) for cell in cells))
 
 
 def _show_everything(facts: dict[str, Any], console: Console) -> None:

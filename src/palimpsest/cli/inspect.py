@@ -11,6 +11,7 @@ import tyro
 from numpy.typing import NDArray
 
 from palimpsest.cli.model_source import ModelSource, find_model, pick_device
+from palimpsest.cli.output import say
 from palimpsest.errors import InputError
 from palimpsest.evaluation import check_tokenizer
 from palimpsest.evaluation.progress import track
@@ -89,7 +90,7 @@ def run(args: InspectArgs) -> int:
         print(f"only the first {found[0].tokens:,} tokens were read; --max-tokens reads more")
     if not any(page.parent.glob("figures/*.png")):
         print("no PNG files: they need matplotlib (pip install 'palimpsest-lm[plot]')")
-    print(f"written: {page}")
+    say(f"written: {page}")
     return 0
 
 

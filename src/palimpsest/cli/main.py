@@ -1,7 +1,8 @@
 """The command line: picks the command, and turns what goes wrong into one line and an exit code.
 
-Exit codes: 0 done; 1 it failed (a loss that is not finite, a full disk, too little memory); 2 a
-mistake in what was asked; 130 interrupted. A traceback means a bug of palimpsest.
+Exit codes: 0 done; 1 it failed (a loss that is not finite, a full disk, too little memory, output
+that could not be written); 2 a mistake in the arguments; 130 interrupted. A traceback means a bug
+of palimpsest.
 
 Only the chosen command's module is imported, and only after its name is known.
 """
@@ -10,16 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import errno
 import importlib
 import inspect
-import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from palimpsest._version import __version__
-from palimpsest.errors import InputError, PalimpsestError, out_of_memory
+from palimpsest.cli.output import lost_output, safe_streams
+from palimpsest.errors import InputError, PalimpsestError, out_of_memory, work_failed
 from palimpsest.heap import keep_freed_memory
+from palimpsest.streams import plain
 
 __all__ = ["main"]
 
@@ -83,19 +85,6 @@ examples:
 palimpsest COMMAND --help says more about one command.
 """
 
-# OSErrors that a path or a permission causes, rather than the machine
-_PATH_ERRORS = {
-    errno.ENOENT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-    errno.EROFS,
-    errno.ELOOP,
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
@@ -107,6 +96,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    with safe_streams() as (out, _):
+        code: int | None
+        try:
+            code = _main(words)
+        except KeyboardInterrupt:
+            code = None
+        if argv is None:  # the process ends: one more Ctrl-C ends it at once, without a traceback
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if code is None:
+            code = _complain("interrupted", INTERRUPTED)
+        out.flush()
+        if lost := lost_output(out):
+            code = _complain(lost, code or FAILED)
+        elif out.failure is not None:
+            code = code or FAILED
+    return code
+
+
+def _main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP, end="", file=sys.stdout if words else sys.stderr)
         return DONE if words else MISTAKE
@@ -122,12 +131,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(name, words[1:])
     except SystemExit as stop:  # tyro's help (0) and its complaints about arguments (2)
         return stop.code if isinstance(stop.code, int) else DONE if stop.code is None else FAILED
-    except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # the reader of our output has gone (`| head`); nothing more can be said there
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except Exception as failure:
         code = _exit_code(failure)
         if code is None:
@@ -167,15 +170,10 @@ def _exit_code(failure: Exception) -> int | None:
     """The exit code of a failure that needs no traceback, or None for a bug."""
     from palimpsest.ops import BackendUnavailableError
 
-    if isinstance(failure, OSError):
-        return MISTAKE if failure.errno in _PATH_ERRORS else FAILED
-    if isinstance(failure, PalimpsestError):
-        # a run that diverged is a mistake in nobody's arguments
-        return FAILED if isinstance(failure, ArithmeticError) else MISTAKE
-    if isinstance(failure, BackendUnavailableError):
-        return MISTAKE
-    if out_of_memory(failure):
+    if work_failed(failure):
         return FAILED
+    if isinstance(failure, PalimpsestError | OSError | BackendUnavailableError):
+        return MISTAKE
     return None
 
 
@@ -194,5 +192,5 @@ def _note(text: str) -> None:
 
 
 def _complain(text: str, code: int) -> int:
-    print(f"palimpsest: {text}", file=sys.stderr)
+    print(f"palimpsest: {plain(text)}", file=sys.stderr)
     return code

@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 import tyro
 
+from palimpsest.cli.output import say
 from palimpsest.errors import ConfigError
 from palimpsest.reproduce import Scale, get_table, list_tables, run_table, write_recipes
 from palimpsest.reproduce.data import check_folder
@@ -89,9 +90,7 @@ def run(args: ReproduceArgs) -> int:
         paths = write_recipes(table, out / "recipes", rows=args.rows)
         print("recipes written; each can be launched by itself on a GPU:")
         for path in paths:
-            print(
-                f"  palimpsest train {path} --data FOLDER --tokenizer FILE --out runs/{path.stem}"
-            )
+            say(f"  palimpsest train {path} --data FOLDER --tokenizer FILE --out runs/{path.stem}")
         missing = [name for name in ("train", "valid", "tokenizer") if not getattr(args, name)]
         if not args.quick and (missing or not torch.cuda.is_available()):
             needed = [f"--{name}" for name in missing]
@@ -114,8 +113,8 @@ def run(args: ReproduceArgs) -> int:
         threads=args.threads,
     )
     print((out / "table.md").read_text(encoding="utf-8"), end="")
-    print(f"written: {out / 'table.md'}, table.csv, results.json", end="")
-    print(f" and {out / 'table.png'}" if (out / "table.png").exists() else "")
+    picture = f" and {out / 'table.png'}" if (out / "table.png").exists() else ""
+    say(f"written: {out / 'table.md'}, table.csv, results.json{picture}")
     missing_rows = [row["label"] for row in facts["rows"] if not row["available"]]
     if missing_rows:
         print(f"rows that this version cannot measure: {', '.join(missing_rows)}")

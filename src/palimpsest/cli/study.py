@@ -13,6 +13,7 @@ from rich.console import Console
 
 from palimpsest.analysis.battery import BatterySettings, run_battery
 from palimpsest.analysis.default_token import count_tokens
+from palimpsest.cli import output
 from palimpsest.cli.model_source import find_model, pick_device
 from palimpsest.evaluation import check_tokenizer
 from palimpsest.text import load_corpus
@@ -102,5 +103,5 @@ def run(args: StudyArgs) -> int:
     console = Console()
     console.print(found.table())
     console.print(found.interventions.table())
-    print(f"written: {args.out}")
+    output.say(f"written: {args.out}")
     return 0

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from palimpsest.cli.output import say
 from palimpsest.errors import ConfigError
 from palimpsest.training import Recipe, RunResult, list_recipes, load_recipe, resume, train
 from palimpsest.training.recipe_file import parse_assignment
@@ -129,13 +130,13 @@ def run(args: TrainArgs) -> int:
     result = _resume(args) if args.resume is not None else _train(args)
     if result.stopped_by is not None:
         return EXIT_SIGNAL + result.stopped_by
-    print(f"trained {result.model.extra_repr()}, {result.step} steps: {result.folder}")
+    say(f"trained {result.model.extra_repr()}, {result.step} steps: {result.folder}")
     if result.validation is not None:
         shown = {k: v for k, v in result.validation.items() if isinstance(v, float)}
         shown.pop("elapsed", None)
         print("validation: " + ", ".join(f"{k} {v:.4f}" for k, v in shown.items()))
     if (result.folder / "loss.png").exists():
-        print(f"loss plot: {result.folder / 'loss.png'}")
+        say(f"loss plot: {result.folder / 'loss.png'}")
     return 0
 
 

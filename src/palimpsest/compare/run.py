@@ -30,6 +30,7 @@ from palimpsest.reproduce.data import check_folder, describe_files, require_file
 from palimpsest.reproduce.experiments import RecipeExperiment
 from palimpsest.reproduce.jobs import Job, slug
 from palimpsest.reproduce.runner import run_jobs
+from palimpsest.streams import safe_stderr
 from palimpsest.text import load_tokenizer
 
 __all__ = ["run_compare"]
@@ -276,5 +277,5 @@ def _pictures(facts: Mapping[str, Any], folder: Path, console: Console | None) -
             plot_gaps(facts, folder / "gaps.png")
             names.append("gaps.png")
     except PalimpsestError as failure:  # no matplotlib
-        (console or Console(stderr=True)).print(f"no plot: {failure}", markup=False)
+        (console or Console(file=safe_stderr())).print(f"no plot: {failure}", markup=False)
     return names

@@ -45,6 +45,7 @@ from palimpsest.files import read_json, write_json, write_text
 from palimpsest.generation import SamplingConfig, Session
 from palimpsest.models import LanguageModel, build
 from palimpsest.provenance import versions
+from palimpsest.streams import plain, safe_stdout
 from palimpsest.text import ByteTokenizer
 from palimpsest.training import Recipe, RunResult, load_recipe, train
 
@@ -126,7 +127,7 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> int:
     Raises:
         InputError: the folder is not the demo's own, or this Python has no text for it.
     """
-    console = console or Console()
+    console = console or Console(file=safe_stdout())
     began = time.monotonic()
     size = QUICK if settings.quick else FULL
     precision = settings.precision
@@ -349,4 +350,4 @@ def _cpu_capabilities() -> dict[str, Any]:
 
 def _say(console: Console, text: str) -> None:
     """A line as it stands: no markup, no folding of paths and hashes."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(plain(text), markup=False, highlight=False, soft_wrap=True)

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from palimpsest.streams import safe_stderr
+
 __all__ = ["track"]
 
 PLAIN_SECONDS = 5.0  # a log file gets a line this often, and none for work shorter than this
@@ -40,7 +42,7 @@ def track(
     Yields:
         A function to call with the number of units done since the last call.
     """
-    console = console or Console(stderr=True)
+    console = console or Console(file=safe_stderr())
     if console.is_terminal:
         columns = (
             TextColumn("{task.description}"),

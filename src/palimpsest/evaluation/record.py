@@ -21,6 +21,7 @@ from palimpsest.evaluation.inference import Precision, dtype_label, inference
 from palimpsest.files import read_json, write_json
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.provenance import code_commit, software_versions
+from palimpsest.streams import plain
 
 __all__ = [
     "Result",
@@ -147,7 +148,7 @@ class Result:
     def table(self) -> Table:
         """Everything, one field a line."""
         table = Table(
-            show_header=False, title=escape(self.source or self.model), title_justify="left"
+            show_header=False, title=escape(plain(self.source or self.model)), title_justify="left"
         )
         table.add_column(style="bold")
         table.add_column(overflow="fold")
@@ -165,7 +166,7 @@ class Result:
         }
         rows.setdefault("time", f"{self.wall_seconds:.1f} s")
         for name, value in rows.items():
-            table.add_row(name, escape(value))
+            table.add_row(name, escape(plain(value)))
         return table
 
 

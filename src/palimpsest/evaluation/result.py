@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from palimpsest.evaluation.record import TextResult
+from palimpsest.streams import plain
 
 __all__ = ["EvaluationResult", "results_table"]
 
@@ -72,8 +73,8 @@ def results_table(results: list[EvaluationResult]) -> Table:
         table.add_column(name, justify="right")
     for r in results:
         table.add_row(
-            escape(r.source or r.model),
-            escape(r.data),
+            escape(plain(r.source or r.model)),
+            escape(plain(r.data)),
             r.protocol,
             r.dtype,
             f"{r.parameters:,}",

@@ -32,6 +32,7 @@ from palimpsest.reproduce.report import assemble, csv_text, markdown
 from palimpsest.reproduce.runner import run_jobs
 from palimpsest.reproduce.table import Row, Table
 from palimpsest.reproduce.tables import Scale, get_table
+from palimpsest.streams import safe_stderr
 from palimpsest.text.batches import SEED_LIMIT
 from palimpsest.training.recipe_file import dump_recipe
 
@@ -114,7 +115,7 @@ def run_table(
     try:
         plot_table(facts, folder / "table.png")
     except PalimpsestError as failure:  # no matplotlib
-        (console or Console(stderr=True)).print(f"no plot: {failure}", markup=False)
+        (console or Console(file=safe_stderr())).print(f"no plot: {failure}", markup=False)
         picture = None
     write_text(folder / "table.md", markdown(facts, picture))
     return facts

@@ -24,20 +24,34 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from palimpsest.errors import ConfigError, InputError, PalimpsestError, out_of_memory
+from palimpsest.errors import (
+    ConfigError,
+    InputError,
+    PalimpsestError,
+    WorkError,
+    out_of_memory,
+    work_failed,
+)
 from palimpsest.evaluation.progress import track
 from palimpsest.reproduce.jobs import Job, execute, read_result, stale, write_result
 from palimpsest.reproduce.work import discard
+from palimpsest.streams import plain, safe_stderr
 
 __all__ = ["JobError", "run_jobs"]
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 30.0  # for a run to save its checkpoint when it is told to stop
+# Ctrl-C, a scheduler, a closed terminal (a signal that Windows lacks)
+STOPPED_BY = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
 JOBS, WORK = "jobs", "unfinished"  # folders of results, and of what is under way
 
 
 class JobError(PalimpsestError):
     """A job that failed in a process of its own; the message is that of its own error."""
+
+
+class JobFailedError(JobError, WorkError):
+    """A job that failed because of the machine: a full disk, too little memory."""
 
 
 def run_jobs(
@@ -77,7 +91,7 @@ def run_jobs(
         labels[job.key] = job.label
     if workers < 1 or (threads is not None and threads < 1):
         raise InputError(f"jobs={workers}, threads={threads}: must both be at least 1")
-    console = console or Console(stderr=True)
+    console = console or Console(file=safe_stderr())
     folder, work_folder = out / JOBS, out / WORK
     results: dict[str, dict[str, Any]] = {}
     pending: list[Job] = []
@@ -200,10 +214,12 @@ def _receive(connection: Connection) -> tuple[str, Any]:
 def _fail(job: Job, kind: str, text: Any, code: int | None) -> None:
     if kind == "mistake":
         raise JobError(f"{job.label}: {text}")
-    if kind == "interrupted" or code in (-signal.SIGINT, -signal.SIGTERM):
+    if kind == "failure":
+        raise JobFailedError(f"{job.label}: {text}")
+    if kind == "interrupted" or code in [-number for number in STOPPED_BY]:
         raise KeyboardInterrupt
     if kind == "ended":
-        raise JobError(
+        raise JobFailedError(
             f"{job.label}: its process ended with exit code {code} and no result (too little "
             "memory is a common cause); use fewer --jobs"
         )
@@ -227,15 +243,16 @@ def _child(job: Job, folder: Path, threads: int, connection: Connection) -> None
     try:
         result = execute(job, folder, advance)
     except PalimpsestError as failure:
-        connection.send(("mistake", str(failure)))
+        connection.send(("failure" if work_failed(failure) else "mistake", str(failure)))
     except OSError as failure:
         where = f"{failure.filename}: " if failure.filename else ""
-        connection.send(("mistake", f"{where}{failure.strerror or failure}"))
+        kind = "failure" if work_failed(failure) else "mistake"
+        connection.send((kind, f"{where}{failure.strerror or failure}"))
     except KeyboardInterrupt:
         connection.send(("interrupted", None))
     except Exception as failure:
         if out_of_memory(failure):
-            connection.send(("mistake", "out of memory; use fewer --jobs, or a smaller batch"))
+            connection.send(("failure", "out of memory; use fewer --jobs, or a smaller batch"))
         else:
             connection.send(("failed", traceback.format_exc()))
     else:
@@ -265,7 +282,8 @@ def _stop(processes: Sequence[BaseProcess]) -> None:
 
 @contextmanager
 def _terminated_as_interrupt() -> Iterator[None]:
-    """Inside the block SIGTERM raises KeyboardInterrupt, so that no process is left behind."""
+    """Inside the block SIGTERM and SIGHUP raise KeyboardInterrupt, so that no process is left
+    behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -273,18 +291,20 @@ def _terminated_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [n for n in STOPPED_BY[1:] if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # -- words --------------------------------------------------------------------------------------
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(job: Job, result: dict[str, Any]) -> str:

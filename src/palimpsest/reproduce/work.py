@@ -3,7 +3,7 @@
 FOLDER/
     KEY/            what the job writes, to go on from after an interruption
     KEY.owner.json  the job's fingerprint and the paths of its data
-    KEY.lock        held while a process is at it; let go of by the system if the process dies
+    KEY.lock        locked while a process works on the job (see palimpsest.locks)
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from palimpsest.errors import InputError
 from palimpsest.files import write_text
+from palimpsest.locks import LockedError, exclusive
 
 __all__ = ["claimed", "discard"]
 
@@ -39,12 +38,12 @@ def claimed(folder: Path, key: str, owner: Mapping[str, Any]) -> Iterator[Path]:
     text = json.dumps(owner, sort_keys=True)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(_lock(folder, key), timeout=0):
+        with exclusive(_lock(folder, key)):
             if work.exists() and not (mark.is_file() and mark.read_text(encoding="utf-8") == text):
                 shutil.rmtree(work)
             write_text(mark, text)
             yield work
-    except Timeout as failure:
+    except LockedError as failure:
         raise InputError(
             f"{work}: another process is at this; wait for it, or name another --out"
         ) from failure
@@ -55,10 +54,10 @@ def discard(folder: Path, key: str) -> None:
     if not (folder / key).exists() and not _mark(folder, key).exists():
         return
     try:
-        with FileLock(_lock(folder, key), timeout=0):
+        with exclusive(_lock(folder, key)):
             shutil.rmtree(folder / key, ignore_errors=True)
             _mark(folder, key).unlink(missing_ok=True)
-    except Timeout:
+    except LockedError:
         return
     _lock(folder, key).unlink(missing_ok=True)
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from palimpsest.errors import CheckpointError, PalimpsestError
+from palimpsest.errors import CheckpointError, PalimpsestError, StorageError
 from palimpsest.files import read_json, write_json
 from palimpsest.models import LanguageModel, load_model
 from palimpsest.state import State
@@ -33,6 +33,7 @@ from palimpsest.text import Tokenizer
 
 __all__ = [
     "Checkpoint",
+    "CheckpointWriteError",
     "checkpoint_steps",
     "latest_checkpoint",
     "load_checkpoint",
@@ -71,6 +72,10 @@ class Checkpoint:
     state: State | None
 
 
+class CheckpointWriteError(CheckpointError, StorageError):
+    """A checkpoint that cannot be written (a full disk, no permission)."""
+
+
 def save_checkpoint(
     run: Path, checkpoint: Checkpoint, *, tokenizer: Tokenizer | None = None, keep: int = 0
 ) -> Path:
@@ -86,8 +91,8 @@ def save_checkpoint(
         The checkpoint's folder.
 
     Raises:
-        CheckpointError: it cannot be written (a full disk, no permission); the message names the
-            checkpoint that is still there.
+        CheckpointWriteError: it cannot be written (a full disk, no permission); the message names
+            the checkpoint that is still there.
     """
     folder = run / FOLDER / _name(checkpoint.step)
     if folder.exists():
@@ -106,7 +111,7 @@ def save_checkpoint(
         steps = checkpoint_steps(run)
         last = run / FOLDER / _name(steps[-1]) if steps else None
         kept = f"the checkpoint before it, {last}, is whole" if last else "there is none before it"
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"{folder}: the checkpoint of step {checkpoint.step} could not be written "
             f"({reason or failure}); {kept}; make room, then resume the run"
         ) from failure

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from palimpsest.errors import InputError, PalimpsestError
+from palimpsest.errors import InputError, StorageError
 from palimpsest.files import write_text
 
 __all__ = ["METRICS", "MetricsLog", "read_metrics"]
@@ -71,7 +71,7 @@ class MetricsLog:
         """Append a row.
 
         Raises:
-            PalimpsestError: it cannot be written (a full disk).
+            StorageError: it cannot be written (a full disk).
         """
         with self._reported():
             self._file.write(_line(row))
@@ -98,7 +98,7 @@ class MetricsLog:
         try:
             yield
         except OSError as failure:
-            raise PalimpsestError(
+            raise StorageError(
                 f"{self._path}: could not be written ({failure.strerror}); make room, then resume "
                 "the run, which goes on from its last checkpoint"
             ) from failure

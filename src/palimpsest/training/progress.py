@@ -1,10 +1,14 @@
-"""What a person watching a run sees: a bar in a terminal, otherwise a line every few seconds."""
+"""What a person watching a run sees: a bar in a terminal, otherwise a line every few seconds.
+
+A standard error that is closed or cannot be written never ends a run: its lines are dropped.
+"""
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
+
+from palimpsest.streams import plain, safe_stderr
 
 __all__ = ["TrainingProgress"]
 
@@ -27,7 +31,8 @@ class TrainingProgress:
         self._show = show
         self._start = self._last = 0.0
         self._bar: Any = None
-        if show and sys.stderr.isatty():
+        self._stream = safe_stderr()
+        if show and self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -36,7 +41,7 @@ class TrainingProgress:
                 BarColumn(),
                 TextColumn("{task.description}"),
                 TimeRemainingColumn(elapsed_when_finished=True),
-                console=Console(stderr=True),
+                console=Console(file=self._stream),
                 transient=True,
             )
             self._task = self._bar.add_task("", total=steps, completed=done)
@@ -59,20 +64,20 @@ class TrainingProgress:
             return
         left = (now - self._start) / (step - self._first) * (self._steps - step)
         minutes, seconds = divmod(round(left), 60)
-        print(
-            f"step {step}/{self._steps}  {text}  {minutes}:{seconds:02d} left",
-            file=sys.stderr,
-            flush=True,
-        )
+        self._line(f"step {step}/{self._steps}  {text}  {minutes}:{seconds:02d} left")
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
         if not self._show:
             return
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
         else:
-            print(text, file=sys.stderr, flush=True)
+            self._line(plain(text))
+
+    def _line(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
 
     def close(self) -> None:
         """Take the bar away."""

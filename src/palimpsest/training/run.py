@@ -34,6 +34,7 @@ from palimpsest.training.run_folder import (
     check_same_data,
     load_tokenizer_copy,
     make_folder,
+    one_process,
     read_meta,
     record_backends,
 )
@@ -87,8 +88,8 @@ def train(
 ) -> RunResult:
     """Train a model.
 
-    SIGINT and SIGTERM end the run after the step in hand, with a checkpoint. The caller's own
-    random generators, signal handlers and treatment of subnormal numbers are left as they were.
+    SIGINT, SIGTERM and SIGHUP end the run after the current step, with a checkpoint. The caller's
+    own random generators, signal handlers and treatment of subnormal numbers are left as they were.
 
     Args:
         recipe: what to do.
@@ -113,8 +114,9 @@ def train(
         torch.manual_seed(recipe.train.seed)
         model, recipe = prepare_model(recipe, data, device)
         make_folder(folder, recipe, model, data)
-        trainer = Trainer(recipe, model, data, folder)
-        return _session(trainer, MetricsLog(folder), progress, stop_after)
+        with one_process(folder):
+            trainer = Trainer(recipe, model, data, folder)
+            return _session(trainer, MetricsLog(folder), progress, stop_after)
 
 
 def resume(
@@ -137,9 +139,17 @@ def resume(
 
     Raises:
         PalimpsestError: no run there, a finished one, a damaged checkpoint (the good one before it
-            is named), data that changed since the run began.
+            is named), data that changed since the run began, another process that trains the run.
     """
     folder = Path(run_folder)
+    read_meta(folder)
+    with one_process(folder):
+        return _resume(folder, steps, device, progress, stop_after)
+
+
+def _resume(
+    folder: Path, steps: int | None, device: str | None, progress: bool, stop_after: int | None
+) -> RunResult:
     meta = read_meta(folder)
     recipe = load_recipe(folder / RECIPE)
     if steps is not None:
@@ -213,6 +223,9 @@ def _session(trainer: Trainer, log: MetricsLog, show: bool, stop_after: int | No
     try:
         with StopSignals() as stop, report_compilation(progress.say):
             trainer.fit(log, progress, stop, stop_after=stop_after)
+    except KeyboardInterrupt:
+        progress.say(_interrupted(folder, trainer.step))
+        raise
     finally:
         progress.close()
         log.close()
@@ -235,6 +248,17 @@ def _session(trainer: Trainer, log: MetricsLog, show: bool, stop_after: int | No
         )
     _plot(folder, progress)
     return result
+
+
+def _interrupted(folder: Path, step: int) -> str:
+    """What a second Ctrl-C leaves, which ends the run before its checkpoint."""
+    latest = checkpoints.latest_checkpoint(folder)
+    if latest is None:
+        return f"interrupted in step {step + 1}; no checkpoint was saved yet: {folder}"
+    return (
+        f"interrupted in step {step + 1}; the last checkpoint is {latest}; resume with:\n"
+        f"  palimpsest train --resume {shlex.quote(str(folder))}"
+    )
 
 
 def _plot(folder: Path, progress: TrainingProgress) -> None:

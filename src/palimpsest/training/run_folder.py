@@ -6,6 +6,7 @@
         metrics.jsonl    see log.py
         checkpoints/     see checkpoint.py
         tokenizer/       the tokenizer's own copy
+        run.lock         locked while a process trains the run (see palimpsest.locks)
         loss.png         where matplotlib is installed
 
 It gets its name when ``recipe.toml``, ``run.json`` and the tokenizer are in it.
@@ -18,6 +19,7 @@ import dataclasses
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import torch
 
 from palimpsest.errors import CheckpointError, InputError
 from palimpsest.files import read_json, write_json, write_text
+from palimpsest.locks import LockedError, exclusive
 from palimpsest.models import LanguageModel, list_presets
 from palimpsest.ops import backend_calls
 from palimpsest.provenance import device_name, versions
@@ -40,6 +43,7 @@ __all__ = [
     "check_same_data",
     "load_tokenizer_copy",
     "make_folder",
+    "one_process",
     "read_meta",
     "record_backends",
 ]
@@ -47,6 +51,7 @@ __all__ = [
 META = "run.json"
 RECIPE = "recipe.toml"
 TOKENIZER = "tokenizer"
+LOCK = "run.lock"
 PLOT = "loss.png"
 FORMAT = "palimpsest-run"
 FORMAT_VERSION = 1
@@ -84,9 +89,30 @@ def make_folder(folder: Path, recipe: Recipe, model: LanguageModel, data: Traini
             data.tokenizer.save(partial / TOKENIZER)
         partial.rename(folder)
     except OSError as failure:
+        if folder.exists():
+            raise InputError(
+                f"{folder}: exists already, another process has made it; choose another folder"
+            ) from failure
         raise InputError(f"{folder}: cannot be made ({failure.strerror or failure})") from failure
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def one_process(folder: Path) -> Iterator[None]:
+    """Inside the block no other process trains the run of a folder.
+
+    Raises:
+        InputError: another one does already.
+        StorageError: the folder cannot be written.
+    """
+    try:
+        with exclusive(folder / LOCK):
+            yield
+    except LockedError:
+        raise InputError(
+            f"{folder}: another process is training this run; wait until it ends, or stop it"
+        ) from None
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

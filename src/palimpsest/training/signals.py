@@ -1,4 +1,4 @@
-"""Stopping at a step's end when the terminal or the scheduler asks."""
+"""Stopping at the end of a step on Ctrl-C, on a scheduler's signal, or when the terminal closes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 __all__ = ["StopSignals"]
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
+HANGUP = getattr(signal, "SIGHUP", None)  # a closed terminal; Windows has no such signal
 
 
 class StopSignals:
-    """Inside the block, the first SIGINT or SIGTERM is noted; a second one acts as usual.
+    """Inside the block, the first SIGINT, SIGTERM or SIGHUP is noted; a second one acts as usual.
 
-    Outside the main thread, where Python allows no handlers, nothing is noted.
+    A process started with SIGHUP ignored (``nohup``) goes on ignoring it. Outside the main thread,
+    where Python allows no handlers, nothing is noted.
 
     Attributes:
         received: the number of the signal, or None.
@@ -27,7 +29,10 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in HANDLED}
+            numbers = list(HANDLED)
+            if HANGUP is not None and signal.getsignal(HANGUP) is not signal.SIG_IGN:
+                numbers.append(HANGUP)
+            self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(
