@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from palimpsest.arguments import require_path, require_type
 from palimpsest.errors import InputError, StateError
 from palimpsest.files import read_safetensors, write_safetensors
 
@@ -87,6 +88,8 @@ class State:
         Raises:
             InputError: a row that does not exist.
         """
+        kinds = (Tensor, list, tuple, int, slice)
+        require_type(rows, "rows", kinds, "pass row numbers: an int, a list, a slice or a tensor")
         size = self.batch_size
         if isinstance(rows, slice):
             rows = list(range(size))[rows]
@@ -106,6 +109,9 @@ class State:
             InputError: no states.
             StateError: states of different models.
         """
+        require_type(states, "states", (list, tuple), "pass a list of states")
+        for i, state in enumerate(states):
+            require_type(state, f"states[{i}]", State, "pass a list of states")
         if not states:
             raise InputError("states=[]: nothing to join")
         tables = [dict(s.named_tensors()) for s in states]
@@ -131,6 +137,7 @@ class State:
             path: the file to write; an existing one is replaced only when the new one is complete.
             owner: free text kept in the file, such as the model's name.
         """
+        require_path(path, "path")
         about = {
             "version": FORMAT_VERSION,
             "kind": self.kind,
@@ -150,6 +157,7 @@ class State:
         Raises:
             StateError: not a state file, of another version or kind, or truncated.
         """
+        require_path(path, "path", StateError)
         tensors, meta = read_safetensors(Path(path), StateError)
         if FORMAT not in meta:
             raise StateError(f"{path}: is not a state; write one with state.save()")

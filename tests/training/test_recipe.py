@@ -24,7 +24,7 @@ def test_every_built_in_recipe_is_complete_and_survives_writing(name, tmp_path):
 
 
 def test_the_recipes_that_the_documentation_names_are_there():
-    assert set(list_recipes()) == {*BYTES, *PUBLISHED, "recall", "mqar"}
+    assert set(list_recipes()) == {*BYTES, *PUBLISHED, "recall", "recall-published", "mqar"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -42,7 +42,7 @@ def test_published_recipes_have_the_published_values(name):
 
 def test_published_recall_has_the_published_values():
     """Source: arXiv 2606.05175, associative recall."""
-    recipe = load_recipe("recall")
+    recipe = load_recipe("recall-published")
     assert (recipe.data.seq_len, recipe.train.batch_size, recipe.train.eval_batches) == (
         128,
         32,

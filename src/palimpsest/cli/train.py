@@ -33,7 +33,7 @@ class TrainArgs:
 
     palimpsest train gpnm-1m --data book.txt --out runs/book
 
-    palimpsest train --task recall --model gpnm-tiny --steps 300
+    palimpsest train --task recall --out runs/recall
 
     palimpsest train my-recipe.toml --set optimizer.warmup_steps=50 --set model.d_state=320
 
@@ -44,7 +44,7 @@ class TrainArgs:
         str, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]", help_behavior_hint="")
     ] = ""
     """A recipe file (TOML), or a built-in one: gpnm-tiny, gpnm-1m, gpn-1m, gpnm-130m, gpnm-130m-2l,
-    gpn-130m, recall, mqar. By default gpnm-1m, or the task's."""
+    gpn-130m, recall, recall-published, mqar. By default gpnm-1m, or the task's."""
 
     data: PlainPaths = ()
     """Text to train on: files or folders (.txt, .jsonl, .json, each also .gz), or a folder of token
@@ -132,12 +132,24 @@ def run(args: TrainArgs) -> int:
         return EXIT_SIGNAL + result.stopped_by
     say(f"trained {result.model.extra_repr()}, {result.step} steps: {result.folder}")
     if result.validation is not None:
-        shown = {k: v for k, v in result.validation.items() if isinstance(v, float)}
-        shown.pop("elapsed", None)
-        print("validation: " + ", ".join(f"{k} {v:.4f}" for k, v in shown.items()))
+        print(describe_result(result.validation))
     if (result.folder / "loss.png").exists():
         say(f"loss plot: {result.folder / 'loss.png'}")
     return 0
+
+
+def describe_result(row: dict[str, Any]) -> str:
+    """The last validation as one line; the accuracy of a task with its trials and chance."""
+    parts = [f"loss {row['loss']:.4f}"]
+    if "bits_per_byte" in row:
+        parts.append(f"bits_per_byte {row['bits_per_byte']:.4f}")
+    if "accuracy" in row:
+        about = [f"{row['trials']:,} trials"] if "trials" in row else []
+        about += [f"chance {row['chance']:.1%}"] if "chance" in row else []
+        parts.append(
+            f"accuracy {row['accuracy']:.1%}" + (f" ({', '.join(about)})" if about else "")
+        )
+    return f"validation: {', '.join(parts)}"
 
 
 def _train(args: TrainArgs) -> RunResult:

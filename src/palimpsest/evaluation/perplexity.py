@@ -17,6 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from palimpsest.arguments import (
+    require_model,
+    require_path,
+    require_tokenizer,
+    require_type,
+    require_whole,
+)
 from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import Precision, check_precision, inference
 from palimpsest.evaluation.progress import track
@@ -73,6 +80,14 @@ def evaluate_text(
         InputError: a tokenizer, protocol or text that does not fit the model.
         CorpusError: a file that is missing, empty or not UTF-8.
     """
+    require_model(model)
+    require_tokenizer(tokenizer)
+    require_path(path, "path")
+    if protocol is not None:
+        wanted = "pass a palimpsest.evaluation.Protocol, such as Protocol(kind='carried')"
+        require_type(protocol, "protocol", Protocol, wanted)
+    require_whole(batch_size, "batch_size")
+    check_precision(precision)
     check_tokenizer(model, tokenizer, trained_with)
     return evaluate_documents(
         model,

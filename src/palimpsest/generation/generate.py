@@ -16,6 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from palimpsest.arguments import (
+    require_model,
+    require_tensor,
+    require_type,
+    require_whole,
+)
 from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import Precision, check_precision, inference
 from palimpsest.generation.sampling import SamplingConfig, draw_uniforms, row_generators, sample
@@ -289,6 +295,19 @@ def stream(
             or other arguments that do not fit; before anything is read.
         StateError: a state of another model or batch size.
     """
+    require_model(model)
+    require_tensor(input_ids, "input_ids")
+    if attention_mask is not None:
+        require_tensor(attention_mask, "attention_mask")
+    require_whole(max_new_tokens, "max_new_tokens")
+    require_whole(seed, "seed")
+    if sampling is not None:
+        wanted = "pass a palimpsest.SamplingConfig, such as SamplingConfig(temperature=0.8)"
+        require_type(sampling, "sampling", SamplingConfig, wanted)
+    for name, ids in (("stop_ids", stop_ids), ("forbidden_ids", forbidden_ids)):
+        require_type(ids, name, (list, tuple, set, range), "pass a list of token ids")
+        for i in ids:
+            require_whole(i, f"an id of {name}")
     if generators is None:
         generators = row_generators(seed, input_ids.shape[0])
     return TokenStream(

@@ -17,6 +17,13 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
+from palimpsest.arguments import (
+    require_model,
+    require_path,
+    require_tokenizer,
+    require_type,
+    require_whole,
+)
 from palimpsest.errors import InputError, StateError
 from palimpsest.evaluation.inference import Precision, check_precision
 from palimpsest.evaluation.perplexity import check_tokenizer
@@ -87,6 +94,9 @@ class Session:
         bos: bool = True,
         trained_with: str | None = None,
     ) -> None:
+        require_model(model)
+        require_tokenizer(tokenizer)
+        require_whole(seed, "seed")
         check_causal(model)
         check_tokenizer(model, tokenizer, trained_with)
         check_precision(precision)
@@ -120,6 +130,7 @@ class Session:
         Raises:
             InputError: text that is not valid Unicode.
         """
+        require_type(text, "text", str, "pass text")
         waited = self.flush()
         self._turn += 1
         try:
@@ -226,6 +237,7 @@ class Session:
 
     def save(self, path: str | Path) -> Path:
         """Write everything to one file; an older one is replaced only when this is complete."""
+        require_path(path, "path")
         record = SessionRecord(
             state=self._state.detach().clone(),
             random=self._generator.get_state(),
@@ -247,6 +259,8 @@ class Session:
         Raises:
             StateError: not a session, or one of another model or tokenizer (both are named).
         """
+        require_model(model)
+        require_tokenizer(tokenizer)
         record = State.load(path)
         if not isinstance(record, SessionRecord):
             raise StateError(f"{path}: holds a state of kind {record.kind!r}, not a session")

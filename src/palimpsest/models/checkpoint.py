@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest._version import __version__
+from palimpsest.arguments import require_path
 from palimpsest.errors import CheckpointError, ConfigError
 from palimpsest.files import read_json, read_safetensors, write_json, write_safetensors
 from palimpsest.models.language_model import LanguageModel
@@ -50,6 +51,7 @@ def load_model(folder: str | Path, *, device: torch.device | str | None = None) 
         CheckpointError: not a model's folder, another version, truncated, or tensors that do not
             fit the configuration, named.
     """
+    require_path(folder, "folder", CheckpointError)
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give one that model.save() wrote")

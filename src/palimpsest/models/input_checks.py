@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from palimpsest.arguments import require_tensor
 from palimpsest.errors import InputError, StateError
 from palimpsest.state import State
 
@@ -29,6 +30,7 @@ def check_ids(ids_BT: Tensor, name: str, vocab_size: int, *, allow: int | None =
     Raises:
         InputError: another shape, dtype or range.
     """
+    require_tensor(ids_BT, name)
     if ids_BT.ndim != 2 or ids_BT.shape[0] < 1 or ids_BT.shape[1] < 1:
         raise InputError(
             f"{name} of shape {tuple(ids_BT.shape)}: must be (batch, length) with both at least 1"
@@ -54,6 +56,7 @@ def check_targets(
     Raises:
         InputError: not aligned with the ids, or neither ids nor -100.
     """
+    require_tensor(targets_BT, "targets")
     if targets_BT.shape != ids_BT.shape:
         raise InputError(
             f"targets of shape {tuple(targets_BT.shape)}: must be aligned with input_ids, "
@@ -128,6 +131,7 @@ def _check_integers(ids: Tensor, name: str) -> None:
 def _as_bool(mask: Tensor | None, name: str, ids_BT: Tensor) -> Tensor | None:
     if mask is None:
         return None
+    require_tensor(mask, name)
     if mask.shape != ids_BT.shape:
         raise InputError(
             f"{name} of shape {tuple(mask.shape)}: must have the shape of input_ids, "

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from palimpsest.arguments import require_type
 from palimpsest.errors import ConfigError, InputError
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.models.registry import build, list_models, model_class
@@ -60,7 +61,7 @@ class Match:
 def match(
     params: int,
     vocab_size: int,
-    names: Iterable[str],
+    names: Iterable[str] | str,
     *,
     n_layers: int | None = None,
     length: int = 2048,
@@ -71,7 +72,7 @@ def match(
     Args:
         params: parameters wanted, embeddings and head included, from 100,000 to 200,000,000.
         vocab_size: token ids.
-        names: architectures, see ``list_models``.
+        names: architectures, see ``list_models``; or the name of one.
         n_layers: layers of each; None takes as many as a model of that width usually has, or one
             or two more or fewer where that comes closer.
         length: tokens for which state and operations are given.
@@ -84,12 +85,15 @@ def match(
         InputError: an unknown name, or sizes that are out of range.
         ConfigError: an architecture has no configuration so close; the nearest is named.
     """
+    require_type(names, "names", Iterable, "pass a list of architectures")
+    names = [names] if isinstance(names, str) else list(names)
     if isinstance(params, bool) or not isinstance(params, int) or not LEAST <= params <= MOST:
         raise InputError(f"params={params!r}: must be a whole number from {LEAST:,} to {MOST:,}")
     for name, value in (("vocab_size", vocab_size), ("n_layers", n_layers), ("length", length)):
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and not (whole and value >= 1):
             raise InputError(f"{name}={value!r}: must be a whole number, at least 1")
+    require_type(tolerance, "tolerance", (int, float), "pass a part, such as 0.01 for 1 %")
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance={tolerance!r}: must be above 0 and below 1")
     return [_match(name, params, vocab_size, n_layers, length, tolerance) for name in names]
@@ -99,7 +103,7 @@ def _match(
     name: str, params: int, vocab_size: int, n_layers: int | None, length: int, tolerance: float
 ) -> Match:
     if name not in list_models():
-        near = difflib.get_close_matches(name, list_models(), n=1)
+        near = difflib.get_close_matches(str(name), list_models(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise InputError(
             f"{name!r}: no such architecture; {hint}there are {', '.join(list_models())}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from palimpsest.arguments import require_type
 from palimpsest.errors import ConfigError
 from palimpsest.models.config import ModelConfig
 from palimpsest.models.language_model import LanguageModel
@@ -86,6 +87,7 @@ def resolve(name: str, fields: dict[str, Any]) -> tuple[type[LanguageModel], Mod
     Raises:
         ConfigError: an unknown name, or fields that do not fit it.
     """
+    require_type(name, "model", str, "pass the name of a model or preset", ConfigError)
     chosen = _presets.get(name)
     if chosen is not None:
         name, fields = chosen.model, {**chosen.fields, **fields}

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from palimpsest.arguments import require_type
 from palimpsest.errors import InputError, PalimpsestError
 
 __all__ = ["BackendUnavailableError", "Dispatcher", "backend_calls", "force_backend"]
@@ -131,6 +132,9 @@ def force_backend(everywhere: str | None = None, /, **by_op: str) -> Iterator[No
         with palimpsest.ops.force_backend("reference"):
             out = model(ids)
     """
+    for wanted in (everywhere, *by_op.values()):
+        if wanted is not None:
+            require_type(wanted, "backend", str, "pass the name of a backend")
     _import_every_op()
     known = {name for d in _dispatchers.values() for name in d.names()}
     if everywhere is not None and everywhere not in known:

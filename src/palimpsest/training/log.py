@@ -4,7 +4,8 @@ Rows of training: ``kind`` "train", ``step`` (optimizer steps done), ``tokens`` 
 ``loss`` (nats per target, of this step), ``grad_norm`` (before clipping), ``lr`` (peak group's),
 ``tokens_per_s`` (since the row before), ``elapsed`` (seconds of training, all sessions).
 Rows of validation: ``kind`` "validation", ``step``, ``tokens``, ``loss``, and as the data allows
-``bits_per_byte``, or ``accuracy`` and ``accuracy_by_pairs``; ``elapsed``.
+``bits_per_byte``, or ``accuracy``, ``chance`` (of a guess among all answers), ``trials`` and
+``accuracy_by_pairs``; ``elapsed``.
 """
 
 from __future__ import annotations

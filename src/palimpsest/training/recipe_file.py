@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import sys
 import typing
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from palimpsest.arguments import require_path, require_type
 from palimpsest.errors import ConfigError
 from palimpsest.training.recipe import Recipe
 
@@ -45,12 +47,19 @@ def load_recipe(path_or_name: str | Path, overrides: Mapping[str, Any] | None = 
     Raises:
         ConfigError: no such recipe, not TOML, an unknown key, a value of a wrong type or range.
     """
+    require_path(path_or_name, "recipe", ConfigError)
+    changes = {} if overrides is None else overrides
+    wanted = 'pass a dictionary, such as {"train.steps": 200}'
+    require_type(changes, "overrides", Mapping, wanted, ConfigError)
     text, where = _read(path_or_name)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as failure:
         raise ConfigError(f"{where}: is not valid TOML ({failure})") from None
-    for key, value in (overrides or {}).items():
+    for key, value in changes.items():
+        require_type(
+            key, "a key of overrides", str, 'pass text, such as "train.steps"', ConfigError
+        )
         _override(table, key, value)
     return recipe_from_dict(table, where=where)
 
@@ -165,7 +174,7 @@ def _value(kind: Any, value: Any, what: str) -> Any:
             raise ConfigError(f"{what}: must be one of {', '.join(map(repr, arguments))}")
         return value
     if origin is tuple:
-        items = [value] if isinstance(value, str) else value
+        items = [value] if isinstance(value, str | os.PathLike) else value
         fixed = arguments[-1] is not Ellipsis
         if not isinstance(items, list | tuple) or (fixed and len(items) != len(arguments)):
             count = f" of {len(arguments)}" if fixed else ""
@@ -173,6 +182,8 @@ def _value(kind: Any, value: Any, what: str) -> Any:
         return tuple(_value(arguments[0], item, what) for item in items)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
     expected = Mapping if origin is not None else kind
     if not isinstance(value, expected) or (kind is not bool and isinstance(value, bool)):
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from palimpsest.arguments import require_path, require_type, require_whole
 from palimpsest.errors import CheckpointError, ConfigError, InputError, PalimpsestError
 from palimpsest.models import LanguageModel
 from palimpsest.ops import backend_calls
@@ -80,7 +81,7 @@ class RunResult:
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | str | Path,
     run_folder: str | Path,
     *,
     progress: bool = True,
@@ -92,7 +93,8 @@ def train(
     own random generators, signal handlers and treatment of subnormal numbers are left as they were.
 
     Args:
-        recipe: what to do.
+        recipe: what to do; or the name of a built-in recipe or the path of a TOML file, which
+            :func:`load_recipe` reads.
         run_folder: where; must not exist.
         progress: show a bar (in a terminal) or a line every few seconds on standard error.
         stop_after: stop with a checkpoint when this many steps are done, as a signal would; the
@@ -102,6 +104,13 @@ def train(
         PalimpsestError: a mistake in the recipe, the data or the folder, found before anything is
             written; a loss that is not finite; a disk that is full.
     """
+    require_path(run_folder, "run_folder")
+    if isinstance(recipe, str | Path):
+        recipe = load_recipe(recipe)
+    if stop_after is not None:
+        require_whole(stop_after, "stop_after")
+    wanted = "pass a Recipe from palimpsest.load_recipe(NAME, {...}), or a name"
+    require_type(recipe, "recipe", Recipe, wanted)
     folder = Path(run_folder)
     if folder.exists():
         raise InputError(
@@ -141,6 +150,12 @@ def resume(
         PalimpsestError: no run there, a finished one, a damaged checkpoint (the good one before it
             is named), data that changed since the run began, another process that trains the run.
     """
+    require_path(run_folder, "run_folder")
+    for name, value in (("steps", steps), ("stop_after", stop_after)):
+        if value is not None:
+            require_whole(value, name)
+    if device is not None:
+        require_type(device, "device", str, 'pass text, such as "cpu"')
     folder = Path(run_folder)
     read_meta(folder)
     with one_process(folder):

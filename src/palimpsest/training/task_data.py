@@ -140,6 +140,8 @@ class TaskValidation:
         return {
             "loss": float(total) / asked,
             "accuracy": sum(score.correct for score in scores.values()) / asked,
+            "chance": self._tasks[0].chance,
+            "trials": asked,
             "accuracy_by_pairs": {str(p): s.accuracy for p, s in sorted(scores.items())},
         }
 
