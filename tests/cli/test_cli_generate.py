@@ -107,12 +107,15 @@ def test_mistakes(
 ) -> None:
     latin = tmp_path / "latin"
     latin.write_bytes(b"caf\xe9")
+    empty = tmp_path / "empty"
+    empty.touch()
     session = tmp_path / "s"
     generate(cli, run_folder, "--prompt", "a", "--save-session", session, tokens=1)
     cases = (
         (("--prompt", "a", "--prompt-file", text), "give one of the two"),
         (("--prompt-file", tmp_path / "none"), "No such file"),
         (("--prompt-file", tmp_path), "Is a directory"),
+        (("--prompt-file", empty), "is empty; the file's whole text is one prompt"),
         (("--prompt-file", latin), "byte 0xe9 at offset 3"),
         (("--prompt", "a", "--temperature", -1), "temperature=-1"),
         (("--prompt", "a", "--top-k", 500), "top_k=500"),

@@ -15,6 +15,7 @@ from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision
 from palimpsest.generation import SamplingConfig, Session
 from palimpsest.streams import plain
+from palimpsest.training.readability import readability_note
 from palimpsest.training.signals import StopSignals
 
 __all__ = ["GenerateArgs", "run"]
@@ -43,7 +44,7 @@ class GenerateArgs:
     "" begins from nothing."""
 
     prompt_file: Path | None = None
-    """A UTF-8 file to go on from."""
+    """A UTF-8 file whose whole text is one prompt, line ends included; not one prompt per line."""
 
     max_new_tokens: int = 256
     """How many tokens at most."""
@@ -111,6 +112,9 @@ def run(args: GenerateArgs) -> int:
     prompt = _prompt(args)
     model = source.load(pick_device(args.device))
     tokenizer = source.tokenizer(args.tokenizer)
+    note = readability_note(source.run or {}, source.step)
+    if note is not None:
+        print(note, file=sys.stderr)
     if args.session is not None:
         session = Session.load(args.session, model, tokenizer)
         if args.precision not in (None, session.precision):
@@ -174,6 +178,11 @@ def _prompt(args: GenerateArgs) -> str:
         return args.prompt
     if args.prompt_file is not None:
         where, data = f"--prompt-file {args.prompt_file}", args.prompt_file.read_bytes()
+        if not data:
+            raise InputError(
+                f"{where}: is empty; the file's whole text is one prompt "
+                '(--prompt "" starts with an empty one)'
+            )
     elif args.session is not None:
         return ""
     elif sys.stdin is None or sys.stdin.isatty():

@@ -11,7 +11,9 @@ import tyro
 from palimpsest.cli.output import say
 from palimpsest.errors import ConfigError
 from palimpsest.training import Recipe, RunResult, list_recipes, load_recipe, resume, train
+from palimpsest.training.readability import readability_note
 from palimpsest.training.recipe_file import parse_assignment
+from palimpsest.training.run_folder import read_meta
 
 __all__ = ["TrainArgs", "run"]
 
@@ -132,9 +134,12 @@ def run(args: TrainArgs) -> int:
         return EXIT_SIGNAL + result.stopped_by
     say(f"trained {result.model.extra_repr()}, {result.step} steps: {result.folder}")
     if result.validation is not None:
-        print(describe_result(result.validation))
+        say(describe_result(result.validation))
     if (result.folder / "loss.png").exists():
         say(f"loss plot: {result.folder / 'loss.png'}")
+    note = readability_note(read_meta(result.folder), result.step)
+    if note is not None:
+        say(note)
     return 0
 
 

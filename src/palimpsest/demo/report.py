@@ -95,7 +95,11 @@ def next_steps(folder: Path, plot: Path | None, results: dict[str, Any]) -> str:
         "  palimpsest info     (all models and presets)",
     ]
     if results["quick"]:
-        lines.insert(1, "  these are the figures of a few steps; without --quick they mean more")
+        lines.insert(
+            1,
+            "  these are the figures and texts of a few steps: the texts are not readable yet; "
+            "without --quick the models read about 1 MB and write words",
+        )
     return "\n".join(lines)
 
 

@@ -57,15 +57,15 @@ def prepare_model(
     """
     fields = dict(recipe.model.fields)
     chosen = list_presets().get(recipe.model.name)
-    if "vocab_size" not in fields and (
-        recipe.data.task or chosen is None or "vocab_size" not in chosen.fields
-    ):
-        fields["vocab_size"] = data.vocab_size
+    if "vocab_size" not in fields:
+        named = 0 if chosen is None or recipe.data.task else chosen.fields.get("vocab_size", 0)
+        # a preset's vocabulary grows to that of the tokenizer, and never shrinks
+        fields["vocab_size"] = max(named, data.vocab_size)
     model_class, config = resolve(recipe.model.name, fields)
     if config.vocab_size < data.vocab_size:
         raise ConfigError(
             f"model.vocab_size={config.vocab_size}: the data has {data.vocab_size} ids; set "
-            f"model.vocab_size={data.vocab_size}"
+            f"model.vocab_size={data.vocab_size}, or leave it out"
         )
     model = model_class(config).to(device)
     bound = model.max_length

@@ -25,7 +25,8 @@ class ModelRecipe:
     Attributes:
         name: an architecture or a preset (``palimpsest.list_models()``, ``list_presets()``).
         fields: its fields; for a preset, those to change. A ``vocab_size`` that neither names is
-            that of the tokenizer; a task sets its own unless it is named here.
+            that of the tokenizer, and a preset's grows to that of the tokenizer; a task sets its
+            own unless it is named here.
     """
 
     name: str
