@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from palimpsest.errors import (
         CheckpointError,
         ConfigError,
+        GradientError,
         InputError,
         PalimpsestError,
         StateError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "GradientError",
     "InputError",
     "LanguageModel",
     "ModelOutput",
@@ -60,6 +62,7 @@ _LENT = {
     "errors": (
         "CheckpointError",
         "ConfigError",
+        "GradientError",
         "InputError",
         "PalimpsestError",
         "StateError",

@@ -10,6 +10,7 @@ import errno
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "GradientError",
     "InputError",
     "PalimpsestError",
     "StateError",
@@ -86,6 +87,10 @@ class InputError(PalimpsestError, ValueError):
 
 class StateError(PalimpsestError, ValueError):
     """A state of another model, batch size or version."""
+
+
+class GradientError(PalimpsestError, RuntimeError):
+    """A derivative that the chosen backend cannot give."""
 
 
 class CheckpointError(PalimpsestError, ValueError):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from palimpsest.layers.documents import first_readable
 from palimpsest.layers.growing import Growing
 from palimpsest.layers.init import linear, xavier_uniform_
+from palimpsest.ops.library_kernels import attend
 from palimpsest.state import State
 from palimpsest.taps import Tap, tap
 
@@ -163,13 +164,13 @@ class CausalSelfAttention(nn.Module):
         keys, values = keys_values.entries.unbind(2)
         query = projected[:, :, 0].transpose(1, 2)
         keys, values = keys.to(query.dtype), values.to(query.dtype)
-        read_BHTK = F.scaled_dot_product_attention(
+        read_BHTK = attend(
             query,
             keys.transpose(1, 2),
             values.transpose(1, 2),
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=mask is None and past.length == 0,
+            mask,
+            causal=mask is None and past.length == 0,
+            dropout=self.dropout if self.training else 0.0,
         )
         read_BTHK = tap(self, "memory_read", read_BHTK.transpose(1, 2))
         return self.out(read_BTHK.flatten(2)), keys_values

@@ -7,13 +7,13 @@ of keys and values, K = D / H.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from palimpsest.layers.attention import ATTENTION_TAPS, show_projections
 from palimpsest.layers.growing import Growing
 from palimpsest.layers.init import linear
 from palimpsest.layers.rotary import rotate
+from palimpsest.ops.library_kernels import attend
 from palimpsest.taps import Tap, tap
 
 __all__ = ["GroupedAttention"]
@@ -63,13 +63,12 @@ class GroupedAttention(nn.Module):
         show_projections(self, turned[:, :, :heads], *new.unbind(2))
         keys_values = past.append(new)
         keys, values = keys_values.entries.to(query.dtype).unbind(2)
-        read_BHTK = F.scaled_dot_product_attention(
+        read_BHTK = attend(
             query,
             keys.transpose(1, 2),
             values.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None and past.length == 0,
-            enable_gqa=heads != groups,
+            mask,
+            causal=mask is None and past.length == 0,
         )
         read_BTHK = tap(self, "memory_read", read_BHTK.transpose(1, 2))
         return self.out(read_BTHK.flatten(2)), keys_values

@@ -26,6 +26,7 @@ from palimpsest.layers.documents import first_readable, previous_ids
 from palimpsest.layers.growing import Growing
 from palimpsest.layers.init import linear, orthogonal_
 from palimpsest.ops.decay_scan.arguments import without_autocast
+from palimpsest.ops.library_kernels import weighted_rows
 from palimpsest.ops.topk_retrieval import topk_retrieval
 from palimpsest.ops.topk_retrieval.weighting import flat_pairs
 from palimpsest.state import State
@@ -238,11 +239,10 @@ class Retrieval(nn.Module):
         flat_BTK = flat_pairs(pairs_BTK, key_ids_BN.shape[1])
         if log_strength_BN is not None:
             weights_BTK = weights_BTK * log_strength_BN.flatten()[flat_BTK].exp()
-        mixed = F.embedding_bag(
+        mixed = weighted_rows(
             value_ids_BN.flatten()[flat_BTK].flatten(0, 1),
             embedding_VD.to(weights_BTK.dtype),
-            mode="sum",
-            per_sample_weights=weights_BTK.flatten(0, 1),
+            weights_BTK.flatten(0, 1),
         )
         read_BTD: Tensor = self.value(
             mixed.to(embedding_VD.dtype).unflatten(0, pairs_BTK.shape[:2])

@@ -157,6 +157,11 @@ def force_backend(everywhere: str | None = None, /, **by_op: str) -> Iterator[No
         _forced.reset(token)
 
 
+def reference_everywhere() -> bool:
+    """Whether the innermost :func:`force_backend` chose "reference" for all ops."""
+    return (_forced.get() or {}).get(EVERY_OP) == "reference"
+
+
 def backend_calls() -> Counter[tuple[str, str]]:
     """How often each (op, backend) ran in this process; a copy, so that two can be subtracted."""
     return Counter(_calls)

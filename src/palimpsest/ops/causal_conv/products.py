@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.decay_scan.arguments import without_autocast
+from palimpsest.ops.first_order import first_derivatives_only
 
 __all__ = ["causal_conv_products"]
 
@@ -39,7 +39,7 @@ class _ShiftedProducts(torch.autograd.Function):
         return output.view(batch, length, -1)[:, : length - width + 1]
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("causal_conv")
     def backward(ctx: Any, d_output_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         padded_BLD, taps_WDE = ctx.saved_tensors
         batch, length, channels = padded_BLD.shape

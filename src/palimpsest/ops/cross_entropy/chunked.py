@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.cross_entropy.reference import softmax_dtype
+from palimpsest.ops.first_order import first_derivatives_only
 
 __all__ = ["cross_entropy_chunked"]
 
@@ -66,7 +66,7 @@ class _SumOfLosses(torch.autograd.Function):
         return losses_N.sum(), losses_N
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("cross_entropy")
     def backward(
         ctx: Any, dsum: Tensor, _: Tensor
     ) -> tuple[Tensor | None, Tensor | None, None, None, None]:

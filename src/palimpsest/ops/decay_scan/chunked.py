@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.decay_scan.arguments import (
     apply_gates,
@@ -23,6 +22,7 @@ from palimpsest.ops.decay_scan.arguments import (
     running_sums,
     without_autocast,
 )
+from palimpsest.ops.first_order import first_derivatives_only
 
 __all__ = ["chunk_sums", "decay_matrix", "decay_scan_chunked", "scan_rows"]
 
@@ -110,7 +110,7 @@ class _DecayScan(torch.autograd.Function):
         return _from_rows(states_MTS, batch), final_BHS
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("decay_scan")
     def backward(
         ctx: Any, d_states_BTHS: Tensor, d_final_BHS: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:

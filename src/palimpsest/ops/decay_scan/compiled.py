@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.decay_scan.arguments import apply_gates
+from palimpsest.ops.first_order import first_derivatives_only
 from palimpsest.ops.threads import as_array, require_cpu, run_rows
 
 __all__ = ["decay_scan_numba"]
@@ -38,7 +38,7 @@ class _DecayScan(torch.autograd.Function):
         return found_BTHS, state_BHS
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("decay_scan")
     def backward(
         ctx: Any, d_found_BTHS: Tensor, d_final_BHS: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:

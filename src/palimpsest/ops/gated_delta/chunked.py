@@ -34,9 +34,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.decay_scan.arguments import lowest_log_decay, running_sums, without_autocast
+from palimpsest.ops.first_order import first_derivatives_only
 
 __all__ = ["chunk_length", "gated_delta_chunked"]
 
@@ -197,7 +197,7 @@ class _GatedDelta(torch.autograd.Function):
         return _positions(out_NMCV, batch, length), final_BHKV
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("gated_delta")
     def backward(ctx: Any, d_out_BTHV: Tensor, d_final_BHKV: Tensor) -> tuple[Tensor | None, ...]:
         with without_autocast(d_out_BTHV.device):
             return _backward(ctx, d_out_BTHV, d_final_BHKV)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.ops.dispatch import BackendUnavailableError
+from palimpsest.ops.first_order import guard_outputs
 
 __all__ = ["WIDEST", "fla_missing", "gated_delta_fla"]
 
@@ -72,4 +73,5 @@ def gated_delta_fla(
         initial_state=initial_BHKV,
         output_final_state=True,
     )
+    guard_outputs("gated_delta", out_BTHV, final_BHKV)
     return out_BTHV, final_BHKV

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from palimpsest.ops.first_order import first_derivatives_only
 from palimpsest.ops.grounded_loop.buffers import (
     backward_buffers,
     folded_from,
@@ -215,7 +215,7 @@ class _GroundedWindow(torch.autograd.Function):
         return out, w.grounded, final_memory
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("grounded_loop")
     def backward(ctx: Any, dpredicted: Tensor, dgrounded: Tensor, dmemory: Tensor) -> Any:
         cd = ctx.cd
         key_input, predicted, out, *rest = ctx.saved_tensors

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.decay_scan.arguments import apply_gates, without_autocast
 from palimpsest.ops.decay_scan.chunked import chunk_sums, decay_matrix, scan_rows
+from palimpsest.ops.first_order import first_derivatives_only
 from palimpsest.ops.pair_memory.shared import SharedPairMemory, shared_step
 
 __all__ = ["chunk_size", "pair_memory_chunked"]
@@ -109,7 +109,7 @@ class _PairMemory(torch.autograd.Function):
         return _unchunk(read, batch, length), _to_state(ends[:, :, -1], batch)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("pair_memory")
     def backward(ctx: Any, d_read_BTKR: Tensor, d_final_BKSR: Tensor) -> tuple[Tensor, ...]:
         with without_autocast(d_read_BTKR.device):
             return _backward(ctx.saved_tensors, d_read_BTKR, d_final_BKSR, ctx.batch, ctx.length)

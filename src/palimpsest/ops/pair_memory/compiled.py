@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.decay_scan.arguments import apply_gates
+from palimpsest.ops.first_order import first_derivatives_only
 from palimpsest.ops.threads import as_array, require_cpu, run_rows
 
 __all__ = ["pair_memory_numba"]
@@ -72,7 +72,7 @@ class _PairMemory(torch.autograd.Function):
         return read_BTMR, state_BMSR
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("pair_memory")
     def backward(ctx: Any, d_read_BTMR: Tensor, d_final_BMSR: Tensor) -> tuple[Tensor, ...]:
         from palimpsest.ops.pair_memory.loops import backward_loop
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from palimpsest.ops.decay_scan.arguments import lowest_log_decay, running_sums, without_autocast
+from palimpsest.ops.first_order import first_derivatives_only
 
 __all__ = ["SharedPairMemory", "shared_chunk", "shared_step"]
 
@@ -137,7 +137,7 @@ class SharedPairMemory(torch.autograd.Function):
         return read_BTHR, _to_heads(final)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("pair_memory")
     def backward(ctx: Any, d_read_BTHR: Tensor, d_final_BHSR: Tensor) -> tuple[Tensor, ...]:
         with without_autocast(d_read_BTHR.device):
             return _backward(ctx.saved_tensors, ctx.sizes, d_read_BTHR, d_final_BHSR)

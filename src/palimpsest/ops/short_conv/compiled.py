@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from palimpsest.ops.first_order import first_derivatives_only
 from palimpsest.ops.short_conv.sources import final_window, tap_sources
 from palimpsest.ops.threads import as_array, require_cpu, run_rows
 
@@ -44,7 +44,7 @@ class _ShortConv(torch.autograd.Function):
         return y_BTC
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("short_conv")
     def backward(ctx: Any, d_y_BTC: Tensor) -> tuple[Tensor | None, ...]:
         from palimpsest.ops.short_conv.loops import backward_loop
 

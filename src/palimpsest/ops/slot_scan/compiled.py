@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from palimpsest.ops.first_order import first_derivatives_only
 from palimpsest.ops.threads import as_array, require_cpu, run_rows
 from palimpsest.ops.triple_scan.compiled import STRETCH, mask
 
@@ -78,7 +78,7 @@ class _SlotScan(torch.autograd.Function):
         return out_BTHR, state_BHS, slots_B2HSR
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("slot_scan")
     def backward(
         ctx: Any, d_out_BTHR: Tensor, d_state_BHS: Tensor, d_slots_B2HSR: Tensor
     ) -> tuple[Tensor | None, ...]:

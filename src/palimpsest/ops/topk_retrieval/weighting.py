@@ -6,8 +6,9 @@ B batch, T positions, N pairs, D width of values, K pairs chosen.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from palimpsest.ops.library_kernels import weighted_rows
 
 __all__ = ["flat_pairs", "weigh"]
 
@@ -42,10 +43,9 @@ def weigh(
     weights_BTK = logits_BTK.softmax(-1) * valid_BTK
     if values_BND is None:
         return weights_BTK[..., :0], weights_BTK
-    read = F.embedding_bag(
+    read = weighted_rows(
         flat_BTK.flatten(0, 1),
         values_BND.reshape(-1, values_BND.shape[-1]),
-        mode="sum",
-        per_sample_weights=weights_BTK.flatten(0, 1),
+        weights_BTK.flatten(0, 1),
     )
     return read.unflatten(0, flat_BTK.shape[:2]), weights_BTK

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from palimpsest.ops.first_order import first_derivatives_only
 from palimpsest.ops.threads import as_array, require_cpu, run_rows
 
 __all__ = ["STRETCH", "mask", "triple_scan_numba"]
@@ -86,7 +86,7 @@ class _TripleScan(torch.autograd.Function):
         return out_BTHS, state_BHS, pairs_BHSS
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("triple_scan")
     def backward(
         ctx: Any, d_out_BTHS: Tensor, d_state_BHS: Tensor, d_pairs_BHSS: Tensor
     ) -> tuple[Tensor | None, ...]:
