@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -27,6 +26,7 @@ from palimpsest.models.input_checks import (
     check_state_tensors,
     check_targets,
 )
+from palimpsest.models.output import ModelOutput
 from palimpsest.models.scaling import Scaling
 from palimpsest.ops.cross_entropy import cross_entropy
 from palimpsest.state import State
@@ -34,48 +34,6 @@ from palimpsest.state import State
 __all__ = ["LanguageModel", "ModelOutput", "Predict"]
 
 Predict = Literal["next", "current"]
-
-
-class ModelOutput:
-    """What a model returns.
-
-    Attributes:
-        state: the state after the last position.
-        loss: mean cross-entropy in nats over the targets that count, or None without targets.
-        loss_sum: their sum, for gradient accumulation over batches of unequal size.
-        n_targets: how many targets count, a 0-d integer tensor, or None without targets.
-        logits: (B,T,V), computed when first read, so that a loss alone never makes them.
-        token_losses: (B,T) cross-entropy in nats, 0 where ignored, without gradient; None without
-            targets.
-    """
-
-    def __init__(
-        self,
-        features_BTE: Tensor,
-        head_VE: Tensor,
-        state: State,
-        loss_sum: Tensor | None = None,
-        token_losses: Tensor | None = None,
-        n_targets: Tensor | None = None,
-    ) -> None:
-        self._features_BTE = features_BTE
-        self._head_VE = head_VE
-        self.state = state
-        self.loss_sum = loss_sum
-        self.token_losses = token_losses
-        self.n_targets = n_targets
-
-    @cached_property
-    def logits(self) -> Tensor:
-        # in the features' dtype, so that reading them outside autocast gives the same values
-        head_VE = self._head_VE.to(self._features_BTE.dtype)
-        return nn.functional.linear(self._features_BTE, head_VE)
-
-    @cached_property
-    def loss(self) -> Tensor | None:
-        if self.loss_sum is None or self.n_targets is None:
-            return None
-        return self.loss_sum / self.n_targets.clamp(min=1)
 
 
 class LanguageModel(nn.Module, ABC):
