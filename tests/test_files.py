@@ -12,7 +12,14 @@ import torch
 
 import palimpsest
 from palimpsest.errors import CheckpointError, InputError, StorageError
-from palimpsest.files import atomic_path, read_json, write_json, write_safetensors, write_text
+from palimpsest.files import (
+    atomic_path,
+    parse_json,
+    read_json,
+    write_json,
+    write_safetensors,
+    write_text,
+)
 
 
 def only(folder: Path) -> list[str]:
@@ -143,3 +150,14 @@ def test_json_that_cannot_be_read(tmp_path: Path, content: bytes | None, message
     assert str(path) in str(failure.value)
     with pytest.raises(InputError, match="cannot be read"):
         read_json(tmp_path, InputError)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, "1" * 5000], ids=["deep", "long"])
+def test_json_that_python_cannot_hold_is_the_callers_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointError, match=r"run\.json: is not valid JSON"):
+        read_json(path, CheckpointError)
+    with pytest.raises(ValueError, match=r"nested too deeply|Exceeds"):
+        parse_json(text)
+    assert parse_json("\ufeff[1]") == [1]

@@ -16,6 +16,7 @@ __all__ = [
     "StateError",
     "StorageError",
     "WorkError",
+    "counted",
     "out_of_memory",
     "work_failed",
 ]
@@ -44,6 +45,11 @@ _MACHINE_ERRORS = {
     errno.ENFILE,
     errno.ENOMEM,
 }
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 document", "2,000 documents"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def out_of_memory(failure: BaseException) -> bool:

@@ -13,6 +13,7 @@ from palimpsest.errors import PalimpsestError, StorageError
 
 __all__ = [
     "atomic_path",
+    "parse_json",
     "read_json",
     "read_safetensors",
     "write_json",
@@ -92,6 +93,18 @@ def write_safetensors(path: Path, tensors: dict[str, Any], metadata: dict[str, s
             raise OSError(str(failure)) from failure
 
 
+def parse_json(text: str) -> Any:
+    """JSON text as a value; a byte order mark before it is skipped.
+
+    Raises:
+        ValueError: not JSON, a number with too many digits, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(text.removeprefix("\ufeff"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def read_json(path: Path, error: type[PalimpsestError]) -> Any:
     """Read JSON.
 
@@ -99,12 +112,12 @@ def read_json(path: Path, error: type[PalimpsestError]) -> Any:
         error: missing, unreadable or not JSON; the message names the file.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise error(f"{path}: no such file") from None
     except OSError as failure:
         raise error(f"{path}: cannot be read ({failure.strerror})") from failure
-    except (json.JSONDecodeError, UnicodeDecodeError) as failure:
+    except ValueError as failure:
         raise error(f"{path}: is not valid JSON, or was cut short ({failure})") from None
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from palimpsest.arguments import require_path, require_type
 from palimpsest.errors import InputError, StateError
-from palimpsest.files import read_safetensors, write_safetensors
+from palimpsest.files import parse_json, read_safetensors, write_safetensors
 
 __all__ = ["State"]
 
@@ -162,7 +162,7 @@ class State:
         if FORMAT not in meta:
             raise StateError(f"{path}: is not a state; write one with state.save()")
         try:
-            about = json.loads(meta[FORMAT])
+            about = parse_json(meta[FORMAT])
             version, kind, tree = about["version"], about["kind"], about["tree"]
         except (ValueError, KeyError, TypeError) as failure:
             raise StateError(f"{path}: its description of the state is damaged") from failure

@@ -253,7 +253,8 @@ def test_the_real_file(shared: Path) -> None:
     if not path.is_file():
         pytest.skip("needs LAMBADA's test file in the reference data")
     assert file_sha256(path) == SHA256
-    texts = read_lambada(path)
+    texts, sha256 = read_lambada(path)
+    assert sha256 == SHA256
     assert len(texts) == 5153
     assert all(t.word.strip() and t.context == t.context.rstrip() for t in texts)
     assert sum(t.word != " " + t.word.strip() for t in texts) == 1

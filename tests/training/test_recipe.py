@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import pytest
 
 from palimpsest import ConfigError, list_presets
@@ -123,3 +126,24 @@ def test_strings_survive_toml(tmp_path):
     path = tmp_path / "recipe.toml"
     path.write_text(dump_recipe(recipe), encoding="utf-8")
     assert load_recipe(path).data.train == (odd, "b")
+
+
+def test_a_byte_order_mark_and_a_pipe(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_bytes(b'\xef\xbb\xbf[model]\nname = "gpnm-tiny"\n')
+    assert load_recipe(path).model.name == "gpnm-tiny"
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(path.read_bytes(),))
+    writer.start()
+    assert load_recipe(pipe).model.name == "gpnm-tiny"
+    writer.join()
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "1" * 5000], ids=["deep", "long"])
+def test_what_toml_cannot_read_is_one_line(tmp_path, value):
+    path = tmp_path / "a.toml"
+    path.write_text(f"a = {value}")
+    with pytest.raises(ConfigError, match=r"a\.toml: is (nested too deeply|not valid TOML)"):
+        load_recipe(path)
+    assert parse_assignment(f"a={value}") == ("a", value)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from palimpsest.cli.model_source import ModelSource, find_model, pick_device
 from palimpsest.cli.output import say
-from palimpsest.errors import InputError
+from palimpsest.errors import InputError, counted
 from palimpsest.evaluation import check_tokenizer
 from palimpsest.evaluation.progress import track
 from palimpsest.inspect import Inspection, collect, write_inspection
@@ -83,11 +83,14 @@ def run(args: InspectArgs) -> int:
     page = write_inspection(found, out, title=f"{' and '.join(labels)} reading {args.text.name}")
     for inspection in found:
         print(
-            f"{inspection.label}: {inspection.tokens:,} tokens, "
+            f"{inspection.label}: {counted(inspection.tokens, 'token')}, "
             f"{inspection.mean_surprise:.3f} bits per token"
         )
     if shortened:
-        print(f"only the first {found[0].tokens:,} tokens were read; --max-tokens reads more")
+        print(
+            "--max-tokens: only the start was read, "
+            f"{counted(found[0].tokens, 'token')}; a larger value reads more"
+        )
     if not any(page.parent.glob("figures/*.png")):
         print("no PNG files: they need matplotlib (pip install 'palimpsest-lm[plot]')")
     say(f"written: {page}")

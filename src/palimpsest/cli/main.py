@@ -44,6 +44,7 @@ COMMANDS = {
         "StudyArgs",
         "a model's state measured: geometry, horizons, interventions with random controls",
     ),
+    "data": ("PrepareArgs", "prepare: token shards, made once, that training reads from disk"),
     "info": ("InfoArgs", "models, presets, backends and versions; or one model or run in full"),
     "bench": ("BenchArgs", "training and forward speed of each backend on this machine"),
     "match": ("MatchArgs", "sizes at which architectures have equally many parameters"),
@@ -53,7 +54,7 @@ COMMANDS = {
         "a table of the papers measured again, beside what was published",
     ),
 }
-MODULES = {"eval": "evaluate"}
+MODULES = {"eval": "evaluate", "data": "data_prepare"}
 # the second word behind "eval": (the class of its arguments, its module)
 EVALUATIONS = {
     "lambada": ("LambadaArgs", "eval_lambada"),
@@ -77,6 +78,7 @@ examples:
   palimpsest eval runs/book lambada --data lambada_test.jsonl
   palimpsest generate runs/book --prompt "Once upon a time"
   palimpsest inspect runs/book --text other.txt --out book-inspect
+  palimpsest data prepare books/ --tokenizer bytes --out books.shards
   palimpsest info runs/book
   palimpsest bench gpnm-1m --batch 16 --length 128
   palimpsest compare gpnm transformerpp --train train.txt --valid valid.txt --sizes 0.3M
@@ -156,6 +158,12 @@ def _run(name: str, words: list[str]) -> int:
         class_name, module_name = EVALUATIONS[words.pop(1)]
         if {"-h", "--help"} & set(words):
             words = ["--help"]  # without MODEL, or tyro leaves it out of the usage
+    if name == "data" and {"-h", "--help"}.isdisjoint(words[:1]):
+        if words[:1] != ["prepare"]:
+            asked = f"data {words[0]!r}: no such command; " if words else "data: "
+            raise InputError(f"{asked}palimpsest data prepare FILE… --tokenizer T --out FOLDER")
+        words = words[1:]
+        name = "data prepare"
     module = importlib.import_module(f"palimpsest.cli.{module_name}")
     arguments = getattr(module, class_name)
     # the docstring as it stands: by itself tyro leaves the examples out
@@ -179,7 +187,9 @@ def _exit_code(failure: Exception) -> int | None:
 
 def _one_line(failure: Exception) -> str:
     if out_of_memory(failure):
-        return f"out of memory ({str(failure).partition('.')[0]}); use a smaller batch or length"
+        reason = str(failure).partition(".")[0]
+        said = f" ({reason})" if reason else ""
+        return f"out of memory{said}; use a smaller batch or length, or less text at once"
     if isinstance(failure, OSError) and not isinstance(failure, PalimpsestError):
         where = f"{failure.filename}: " if failure.filename else ""
         return f"{where}{failure.strerror or failure}"

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from rich.table import Table
 
-from palimpsest.errors import InputError
+from palimpsest.errors import InputError, counted
 from palimpsest.evaluation.inference import Precision, check_precision, inference
 from palimpsest.evaluation.perplexity import check_tokenizer
 from palimpsest.evaluation.progress import track
@@ -121,7 +121,8 @@ class PositionsResult(TextResult):
             helps = "no bucket is better than the one before by more than chance"
         return {
             "tokenizer": f"{self.tokenizer} ({self.tokenizer_fingerprint[:16]}…)",
-            "counted": f"{self.windows:,} windows; {self.left_out:,} tokens left out",
+            "counted": f"{counted(self.windows, 'window')}; "
+            f"{counted(self.left_out, 'token')} left out",
             "loss": f"{self.loss:.4f} nats per token",
             "context": f"{helps}{end}",
         }
@@ -203,8 +204,8 @@ def evaluate_positions(
             windows.append(window)
     if len(windows) < LEAST_WINDOWS:
         raise InputError(
-            f"{path}: fills {len(windows)} windows of {seq_len} tokens, and standard errors need "
-            f"{LEAST_WINDOWS}; use a longer text or a smaller seq_len"
+            f"{path}: fills {counted(len(windows), 'window')} of {seq_len} tokens, and "
+            f"standard errors need {LEAST_WINDOWS}; use a longer text or a smaller seq_len"
         )
     start = time.perf_counter()
     losses_WN = _read(model, windows, predict, batch_size, precision, str(path), progress)

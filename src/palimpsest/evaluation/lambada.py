@@ -31,13 +31,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from palimpsest.errors import InputError
+from palimpsest.errors import InputError, counted
 from palimpsest.evaluation.inference import Precision, check_precision, inference
 from palimpsest.evaluation.lambada_data import (
     SHA256,
     LambadaExample,
     encode_lambada,
-    file_sha256,
     find_lambada,
     read_lambada,
 )
@@ -112,10 +111,10 @@ class LambadaResult(TextResult):
     def rows(self) -> dict[str, str]:
         known = "the EleutherAI test file" if self.data_sha256 == SHA256 else "not the known file"
         return {
-            "data": f"{self.data} ({self.examples:,} examples, {known}, "
+            "data": f"{self.data} ({counted(self.examples, 'example')}, {known}, "
             f"sha256 {self.data_sha256[:16]}…)",
             "tokenizer": f"{self.tokenizer} ({self.tokenizer_fingerprint[:16]}…)",
-            "counted": f"{self.examples:,} words = {self.word_tokens:,} tokens",
+            "counted": f"{counted(self.examples, 'word')} = {counted(self.word_tokens, 'token')}",
             "first token": f"accuracy {self.first_token_accuracy}",
             "": f"perplexity {self.token_perplexity} per token",
             "whole word": f"accuracy {self.word_accuracy}",
@@ -188,7 +187,8 @@ def evaluate_lambada(
         raise InputError(f"bos={bos!r}: choose 'auto' or 'none'")
     with_bos = bos == "auto" and tokenizer.bos_id is not None
     path = find_lambada(data)
-    texts = read_lambada(path, field)[:max_examples]
+    texts, sha256 = read_lambada(path, field)
+    texts = texts[:max_examples]
     examples = encode_lambada(texts, tokenizer, bos=with_bos, max_context=max_context)
     stretch = max(len(e.context) + len(e.word) - 1 for e in examples)
     if model.max_length is not None and stretch > model.max_length:
@@ -213,7 +213,7 @@ def evaluate_lambada(
         **provenance(model, precision, stretch),
         source=source,
         data=str(path),
-        data_sha256=file_sha256(path),
+        data_sha256=sha256,
         tokenizer=tokenizer.name,
         tokenizer_fingerprint=tokenizer.fingerprint(),
         protocol=describe(tokenizer, examples, with_bos, max_context, max_examples),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from palimpsest.errors import InputError
-from palimpsest.text import CorpusError, Tokenizer, read_documents
+from palimpsest.text import CorpusError, Tokenizer, is_stream, read_hashed
 
 __all__ = ["HUB", "SHA256", "LambadaExample", "LambadaText", "find_lambada", "read_lambada"]
 
@@ -53,15 +53,15 @@ def find_lambada(data: str | Path) -> Path:
     """The file of examples.
 
     Args:
-        data: a file of objects with a text each (.jsonl, .json, also .gz), or "hub": the file of
-            EleutherAI, through huggingface_hub and its cache.
+        data: a file of objects with a text each (.jsonl, .json, also .gz) or a pipe of them, or
+            "hub": the file of EleutherAI, through huggingface_hub and its cache.
 
     Raises:
         InputError: it is not there; the message says where to get it and its hash.
     """
     if str(data) != HUB:
         path = Path(data)
-        if not path.is_file():
+        if not (path.is_file() or is_stream(path)):
             reason = "is a folder, not the file" if path.is_dir() else "no such file"
             raise InputError(f"{path}: {reason}; {WHERE}, or pass {HUB!r}")
         return path
@@ -88,17 +88,21 @@ def file_sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def read_lambada(path: Path, field: str = "text") -> list[LambadaText]:
-    """Read a file and split each text at its last space.
+def read_lambada(path: Path, field: str = "text") -> tuple[list[LambadaText], str]:
+    """Read a file or a pipe, once, and split each text at its last space.
 
     White space that ends the context goes to the word, as in the evaluation harness: the word is
     then what follows the context's last visible character.
+
+    Returns:
+        The texts, and the sha256 of the file as ``sha256sum`` prints it.
 
     Raises:
         CorpusError: a file that cannot be read, or a text that ends in white space.
     """
     found = []
-    for document in read_documents(path, field=field):
+    documents, sha256 = read_hashed(path, field=field)
+    for document in documents:
         context, space, last = document.text.rpartition(" ")
         if not last or last != last.rstrip():
             raise CorpusError(
@@ -108,7 +112,7 @@ def read_lambada(path: Path, field: str = "text") -> list[LambadaText]:
             )
         kept = context.rstrip()
         found.append(LambadaText(document.source, kept, context[len(kept) :] + space + last))
-    return found
+    return found, sha256
 
 
 def encode_lambada(

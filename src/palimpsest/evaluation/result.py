@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from rich.markup import escape
 from rich.table import Table
 
+from palimpsest.errors import counted
 from palimpsest.evaluation.record import TextResult
 from palimpsest.streams import plain
 
@@ -53,9 +54,10 @@ class EvaluationResult(TextResult):
 
     def rows(self) -> dict[str, str]:
         return {
-            "data": f"{self.data} ({self.documents:,} documents, sha256 {self.data_sha256[:16]}…)",
+            "data": f"{self.data} ({counted(self.documents, 'document')}, "
+            f"sha256 {self.data_sha256[:16]}…)",
             "tokenizer": f"{self.tokenizer} ({self.tokenizer_fingerprint[:16]}…)",
-            "counted": f"{self.tokens:,} tokens = {self.bytes:,} bytes",
+            "counted": f"{counted(self.tokens, 'token')} = {counted(self.bytes, 'byte')}",
             "loss": f"{self.loss:.4f} nats per token",
             "perplexity": f"{self.perplexity:,.3f} per token",
             "bits per byte": f"{self.bits_per_byte:.4f}",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import shutil
@@ -21,7 +20,7 @@ import numpy as np
 
 from palimpsest._version import __version__
 from palimpsest.errors import InputError, StorageError
-from palimpsest.files import write_json, write_text
+from palimpsest.files import parse_json, write_json, write_text
 from palimpsest.inspect.figures import write_figures
 from palimpsest.inspect.inspection import Inspection
 from palimpsest.inspect.page import render_page
@@ -55,7 +54,7 @@ def check_folder(folder: Path) -> None:
 
 def _is_ours(folder: Path) -> bool:
     try:
-        about = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        about = parse_json((folder / FACTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return folder.is_dir() and not any(folder.iterdir())
     return isinstance(about, dict) and about.get("format") == FORMAT

@@ -12,6 +12,7 @@ from typing import Any
 
 from palimpsest.errors import InputError
 from palimpsest.reproduce.table import DataSource
+from palimpsest.text import is_stream
 
 __all__ = ["check_folder", "describe_files", "hash_path", "require_files"]
 
@@ -46,6 +47,12 @@ def require_files(
         InputError: one is missing; the message says where to get it and what to expect. Or the
             validation text is the training text.
     """
+    for name, path in given.items():
+        if path is not None and is_stream(path):
+            raise InputError(
+                f"--{name} {path}: is a pipe, which can be read only once, and this reads it "
+                "several times; write it to a file"
+            )
     for name in names:
         source = needed.get(name)
         remedy = "" if source is None else f"; {source.remedy()}"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palimpsest.errors import ConfigError, InputError
+from palimpsest.errors import ConfigError, InputError, counted
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.models.registry import build
 from palimpsest.reproduce.experiments import TextExperiment
@@ -68,8 +68,8 @@ def run(
         if corpus.num_tokens < experiment.length + 2:
             raise InputError(
                 f"--{name} {paths.get(name, '(the documents held out)')}: has "
-                f"{corpus.num_tokens:,} tokens, and a window takes {experiment.length + 2}; give "
-                "a longer text"
+                f"{counted(corpus.num_tokens, 'token')}, and a window takes "
+                f"{experiment.length + 2}; give a longer text"
             )
     torch.manual_seed(config["seed"])
     model = build_row(config, tokenizer.vocab_size)

@@ -16,9 +16,11 @@ from palimpsest.text.documents import (
     is_validation_by_hash,
     prepare_wikitext,
     read_documents,
+    read_hashed,
     split_documents,
 )
 from palimpsest.text.errors import CorpusError, ShardError, TextError, TokenizerError, WindowError
+from palimpsest.text.reading import is_stream
 from palimpsest.text.shards import open_shards, write_shards
 from palimpsest.text.stream_decoder import StreamDecoder
 from palimpsest.text.subword import HFTokenizer, SentencePieceTokenizer
@@ -44,6 +46,7 @@ __all__ = [
     "WindowError",
     "WindowSampler",
     "consecutive_windows",
+    "is_stream",
     "is_validation_by_hash",
     "load_corpus",
     "load_tokenizer",
@@ -51,6 +54,7 @@ __all__ = [
     "open_shards",
     "prepare_wikitext",
     "read_documents",
+    "read_hashed",
     "split_documents",
     "write_shards",
 ]

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from palimpsest.errors import counted
 from palimpsest.text.corpus import Corpus
 from palimpsest.text.errors import WindowError
 
@@ -94,8 +95,8 @@ class _Windows:
         if len(array) < seq_len + least:
             raise WindowError(
                 None,
-                f"the text has {len(array)} tokens, and one window of seq_len={seq_len} takes "
-                f"{seq_len + least}",
+                f"the text has {counted(len(array), 'token')}, and one window of "
+                f"seq_len={seq_len} takes {seq_len + least}",
                 "pass more text or a smaller seq_len",
             )
         self.tokens = array

@@ -8,7 +8,7 @@ text, before this: :func:`palimpsest.text.split_documents`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from palimpsest.errors import counted
 from palimpsest.text.documents import Document, prepare_wikitext, read_documents
 from palimpsest.text.errors import CorpusError
+from palimpsest.text.reading import BIG_REMEDY
 from palimpsest.text.tokenizer import Tokenizer
 
 __all__ = ["Corpus", "load_corpus"]
@@ -53,11 +55,42 @@ def joining(
 
 @dataclass(frozen=True)
 class Encoded:
-    """One tokenised document: its ids, its bytes, and whether the ids stand for exactly these."""
+    """One tokenised document: its ids and bytes, and whether the ids stand for these bytes."""
 
-    tokens: NDArray[Any]
+    num_tokens: int
     num_bytes: int
     exact: bool
+
+
+class TokenBuffer:
+    """An array of ids that grows, and takes little more memory than the ids.
+
+    Args:
+        dtype: of the ids.
+    """
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._array: NDArray[Any] = np.empty(0, dtype)
+        self._used = 0
+
+    def add(self, ids: NDArray[Any], expected: int) -> None:
+        """Append ids.
+
+        Args:
+            ids: (n,) of any integer dtype.
+            expected: how many more ids are likely to follow; what is right saves a copy.
+        """
+        need = self._used + len(ids)
+        if need > len(self._array):
+            self._array.resize(max(need + expected, len(self._array) * 5 // 4), refcheck=False)
+        self._array[self._used : need] = ids
+        self._used = need
+
+    def finish(self) -> NDArray[Any]:
+        """The ids; the buffer is empty afterwards."""
+        self._array.resize(self._used, refcheck=False)
+        array, self._array, self._used = self._array, np.empty(0, self._array.dtype), 0
+        return array
 
 
 class TextHash:
@@ -71,7 +104,7 @@ class TextHash:
         self._hash = hashlib.sha256()
         self._first = True
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         """Add one document's UTF-8 bytes."""
         if not self._first:
             self._hash.update(b"\xff")
@@ -84,14 +117,54 @@ class TextHash:
 
 
 def encode_documents(
-    documents: Iterable[Document], tokenizer: Tokenizer, bos: bool, eos: bool, text_hash: TextHash
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    bos: bool,
+    eos: bool,
+    text_hash: TextHash,
+    take: Callable[[NDArray[Any], int], None],
+    progress: Callable[[int], None] | None = None,
 ) -> Iterator[Encoded]:
-    """Tokenise one document after another; ``text_hash`` takes in each text on the way."""
+    """Tokenise one document after another, each in pieces.
+
+    Args:
+        documents: the texts.
+        tokenizer: makes the ids.
+        bos: start each with BOS.
+        eos: end each with EOS.
+        text_hash: takes in each text on the way.
+        take: called with each piece of ids, in order, and with how many are likely to follow in
+            the same document.
+        progress: called with the bytes of each piece.
+
+    Raises:
+        CorpusError: a document that does not fit into memory.
+    """
+    before = np.array([tokenizer.bos_id] if bos else [], dtype=np.int32)
+    after = np.array([tokenizer.eos_id] if eos else [], dtype=np.int32)
     for document in documents:
-        data = document.text.encode("utf-8")
+        data = document.utf8
         text_hash.update(data)
-        tokens = tokenizer.encode_array(document.text, bos=bos, eos=eos)
-        counted = tokenizer.count_bytes(tokens, starts=(0,) if tokens.size else ())
+        tokens, counted = len(before) + len(after), 0
+        try:
+            take(before, 0)
+            starts: tuple[int, ...] = (0,)
+            for ids in tokenizer.encode_pieces(data):
+                if not len(ids):
+                    continue
+                piece = tokenizer.count_bytes(ids, starts=starts)
+                if progress is not None:
+                    progress(piece)
+                counted += piece
+                tokens += len(ids)
+                starts = ()
+                left = max(0, len(data) - counted) if counted else 0
+                take(ids, int(1.02 * left * tokens / max(1, counted)))
+            take(after, 0)
+        except MemoryError as failure:
+            raise CorpusError(
+                document.source, f"its {len(data):,} bytes do not fit into memory", BIG_REMEDY
+            ) from failure
         yield Encoded(tokens, len(data), counted == len(data))
 
 
@@ -165,18 +238,19 @@ class Corpus:
         bos, eos = joining(tokenizer, bos, eos)
         dtype = token_dtype(tokenizer.vocab_size)
         text_hash = TextHash()
-        pieces: list[NDArray[Any]] = []
+        buffer = TokenBuffer(dtype)
+        sizes: list[int] = []
         counts: list[int] = []
         inexact = 0
-        for encoded in encode_documents(documents, tokenizer, bos, eos, text_hash):
-            pieces.append(encoded.tokens.astype(dtype))
+        for encoded in encode_documents(documents, tokenizer, bos, eos, text_hash, buffer.add):
+            sizes.append(encoded.num_tokens)
             counts.append(encoded.num_bytes)
             inexact += not encoded.exact
-        if not pieces:
+        if not sizes:
             raise CorpusError(None, "there are no documents to tokenise", "pass at least one")
-        lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
+        lengths = np.array(sizes, dtype=np.int64)
         return cls(
-            tokens=np.concatenate(pieces),
+            tokens=buffer.finish(),
             document_starts=np.cumsum(lengths) - lengths,
             document_bytes=np.array(counts, dtype=np.int64),
             text_sha256=text_hash.hexdigest(),
@@ -227,7 +301,9 @@ class Corpus:
             )
         stop = self.num_tokens if stop is None else stop
         if not 0 <= start <= stop <= self.num_tokens:
-            raise IndexError(f"[{start}, {stop}) is outside a corpus of {self.num_tokens} tokens")
+            raise IndexError(
+                f"[{start}, {stop}) is outside a corpus of {counted(self.num_tokens, 'token')}"
+            )
         before = max(start - 1, 0)  # the token before decides whether this one starts a text
         low, high = np.searchsorted(self.document_starts, [before, stop])
         starts = self.document_starts[low:high] - before

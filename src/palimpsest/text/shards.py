@@ -13,13 +13,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from palimpsest.files import parse_json
 from palimpsest.text.corpus import Corpus, TextHash, encode_documents, joining, token_dtype
 from palimpsest.text.documents import Document
 from palimpsest.text.errors import ShardError
@@ -57,6 +58,7 @@ def write_shards(
     *,
     bos: bool | None = None,
     eos: bool | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Corpus:
     """Tokenise documents into a folder, one at a time.
 
@@ -67,6 +69,7 @@ def write_shards(
         tokenizer: turns each into ids; it is saved in the folder.
         bos: start each document with BOS; None where the tokenizer has one.
         eos: end each document with EOS; None where the tokenizer has one.
+        progress: called with the bytes of text that were tokenised since its last call.
 
     Returns:
         The corpus, as :func:`open_shards` gives it.
@@ -83,7 +86,7 @@ def write_shards(
     part = folder.with_name(f"{folder.name}.part-{os.getpid()}")
     part.mkdir(parents=True)
     try:
-        header = _write(part, documents, tokenizer, bos, eos)
+        header = _write(part, documents, tokenizer, bos, eos, progress)
         if not header["tokens"]:
             raise ShardError(folder, "the documents gave no token", "pass at least one")
         tokenizer.save(part)
@@ -100,21 +103,29 @@ def write_shards(
 
 
 def _write(
-    part: Path, documents: Iterable[Document], tokenizer: Tokenizer, bos: bool, eos: bool
+    part: Path,
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    bos: bool,
+    eos: bool,
+    progress: Callable[[int], None] | None,
 ) -> dict[str, Any]:
     dtype_name = token_dtype(tokenizer.vocab_size).name
     text_hash, tokens_hash, documents_hash = TextHash(), hashlib.sha256(), hashlib.sha256()
     count = num_bytes = num_tokens = inexact = 0
     with (part / TOKENS).open("wb") as tokens_file, (part / DOCUMENTS).open("wb") as documents_file:
-        for encoded in encode_documents(documents, tokenizer, bos, eos, text_hash):
-            ids = encoded.tokens.astype(DTYPES[dtype_name]).tobytes()
+
+        def take(ids: NDArray[Any], _: int) -> None:
+            data = ids.astype(DTYPES[dtype_name]).tobytes()
+            tokens_file.write(data)
+            tokens_hash.update(data)
+
+        for encoded in encode_documents(documents, tokenizer, bos, eos, text_hash, take, progress):
             row = np.array([num_tokens, encoded.num_bytes], dtype="<i8").tobytes()
-            tokens_file.write(ids)
             documents_file.write(row)
-            tokens_hash.update(ids)
             documents_hash.update(row)
             count += 1
-            num_tokens += len(encoded.tokens)
+            num_tokens += encoded.num_tokens
             num_bytes += encoded.num_bytes
             inexact += not encoded.exact
     return {
@@ -186,7 +197,7 @@ def _header(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ShardError(path, "no such header", remedy)
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
+        header = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ShardError(path, f"not JSON ({error})", remedy) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:

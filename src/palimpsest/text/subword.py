@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
+from palimpsest.files import parse_json
 from palimpsest.text.errors import TokenizerError
 from palimpsest.text.tokenizer import Tokenizer
 
 __all__ = ["HFTokenizer", "SentencePieceTokenizer"]
 
 SPACE_MARK = "▁"  # U+2581, which stands for a space in pieces of the SentencePiece kind
+
+# A long text is cut here, between a letter and the space before the next word. The pre-tokenizers
+# of CUTTABLE start a new word at such a space whatever surrounds it, and the normalizers change
+# nothing across it, so that the pieces have the ids of the whole.
+CUT = re.compile(rb"[A-Za-z](?= [A-Za-z])")
+CUTTABLE = frozenset({"ByteLevel", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"})
+NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
+PIECE = 1 << 18  # bytes
+HOLES = 1 << 20  # ids without a token that a vocabulary may have, beyond as many as it has tokens
 
 # The names that a special token usually has; read only where no tokenizer_config.json says it.
 USUAL_NAMES = {
@@ -31,8 +45,10 @@ class HFTokenizer(Tokenizer):
 
     Known are the files whose decoder is byte-level (the bytes of a token follow from the GPT-2
     byte map) or turns a space mark into a space (Metaspace, or Replace), with or without
-    ``<0xNN>`` byte fallback. Truncation, padding and the post-processor's special tokens are off:
-    ``encode`` gives the text and only the text.
+    ``<0xNN>`` byte fallback. Truncation, padding, BPE dropout and the post-processor's special
+    tokens are off: ``encode`` gives the text and only the text, and the same ids each time. Added
+    tokens have the ids that the library gives them, which are those of the file or, after a gap,
+    the next free ones. An unknown token (``unk_token``) stands for no bytes.
 
     A prefix space that the file adds to some texts only (``a`` and `` a`` get the same ids) cannot
     be told from a real one: such a file counts one byte too few for a text that starts with a
@@ -46,7 +62,8 @@ class HFTokenizer(Tokenizer):
         pad: the padding token, or None.
 
     Raises:
-        TokenizerError: a file the library refuses, an unknown decoder, a token not in the file.
+        TokenizerError: a file the library refuses, an unknown decoder, a token not in the file, a
+            vocabulary without tokens or with ids far beyond their number.
     """
 
     kind = "tokenizers"
@@ -63,7 +80,8 @@ class HFTokenizer(Tokenizer):
         import tokenizers
 
         try:
-            backend = tokenizers.Tokenizer.from_str(definition)
+            self._json: dict[str, Any] = parse_json(definition)
+            backend = tokenizers.Tokenizer.from_str(definition.removeprefix("\ufeff"))
         except Exception as error:  # the library raises a bare Exception
             raise TokenizerError(
                 name, f"the tokenizers library refuses it ({error})", "pass its own JSON format"
@@ -71,20 +89,24 @@ class HFTokenizer(Tokenizer):
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True  # a special name in a text stays text
+        if getattr(backend.model, "dropout", None) is not None:
+            backend.model.dropout = None  # random merges, which no two readings share
         self._backend = backend
-        self._json: dict[str, Any] = json.loads(definition)
+        self._cuttable = _cuttable(self._json)
         self._names = {"bos": bos, "eos": eos, "pad": pad}
         ids = {
             which: None if token is None else self._id_of(token, which, name)
             for which, token in self._names.items()
         }
-        added = {entry["id"]: entry for entry in self._json.get("added_tokens") or []}
-        special = {index for index, entry in added.items() if entry["special"]}
+        added = backend.get_added_tokens_decoder()
+        special = {index for index, token in added.items() if token.special}
         special |= {index for index in ids.values() if index is not None}
-        table = _hf_table(self._json, backend.get_vocab(with_added_tokens=True), name)
-        for index, entry in added.items():
-            table[index] = entry["content"].encode("utf-8")
-        for index in special:
+        vocab = backend.get_vocab(with_added_tokens=True)
+        _check_vocab(vocab, name)
+        table = _hf_table(self._json, vocab, name)
+        for index, token in added.items():
+            table[index] = token.content.encode("utf-8")
+        for index in special | _unknown_ids(self._json, vocab):
             table[index] = b""
         probe = b"".join(table[i] for i in backend.encode("a", add_special_tokens=False).ids)
         super().__init__(
@@ -109,15 +131,14 @@ class HFTokenizer(Tokenizer):
             TokenizerError: as the constructor.
         """
         path = Path(path)
-        definition = path.read_text(encoding="utf-8")
+        data, definition = _read_object(path)
         beside = path.with_name("tokenizer_config.json")
         if beside.is_file():
-            config = json.loads(beside.read_text(encoding="utf-8"))
+            config, _ = _read_object(beside)
             names = {which: _content(config.get(f"{which}_token")) for which in USUAL_NAMES}
         else:
-            data = json.loads(definition)
-            added = data.get("added_tokens") if isinstance(data, dict) else None
-            special = {entry["content"] for entry in added or [] if entry["special"]}
+            added = data.get("added_tokens") or []
+            special = {e["content"] for e in added if isinstance(e, dict) and e.get("special")}
             names = {
                 which: next((token for token in usual if token in special), None)
                 for which, usual in USUAL_NAMES.items()
@@ -133,7 +154,17 @@ class HFTokenizer(Tokenizer):
         return index
 
     def _encode_text(self, text: str) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_pieces(self, utf8: bytes | memoryview) -> Iterator[NDArray[Any]]:
+        """Cut between words if that changes no id (see :meth:`Tokenizer.encode_pieces`)."""
+        start = 0
+        while start < len(utf8):
+            found = CUT.search(utf8, start + PIECE) if self._cuttable else None
+            stop = len(utf8) if found is None else found.end()
+            yield from super().encode_pieces(utf8[start:stop])
+            start = stop
 
     def _definition(self) -> dict[str, Any]:
         return {"tokenizer": self._json, **self._names}
@@ -219,7 +250,7 @@ class SentencePieceTokenizer(Tokenizer):
         return cls(path.read_bytes(), name=f"{path.resolve().parent.name}/{path.name}")
 
     def _encode_text(self, text: str) -> list[int]:
-        return list(self._backend.encode(text))
+        return list(self._backend.encode(text, enable_sampling=False))
 
     def _definition(self) -> dict[str, Any]:
         return {"model": base64.b64encode(self._model).decode("ascii")}
@@ -228,6 +259,71 @@ class SentencePieceTokenizer(Tokenizer):
     def from_definition(cls, name: str, definition: dict[str, Any]) -> SentencePieceTokenizer:
         """The tokenizer that ``to_json`` described."""
         return cls(base64.b64decode(definition["model"]), name=name)
+
+
+def _read_object(path: Path) -> tuple[dict[str, Any], str]:
+    """A JSON object and its text.
+
+    Raises:
+        TokenizerError: not a JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = parse_json(text)
+    except ValueError as error:
+        raise TokenizerError(path, f"not JSON ({error})", "write or fetch it again") from error
+    if not isinstance(data, dict):
+        raise TokenizerError(path, "not a JSON object", "write or fetch it again")
+    return data, text
+
+
+def _check_vocab(vocab: dict[str, int], name: str) -> None:
+    if not vocab:
+        raise TokenizerError(name, "its vocabulary has no token", "pass a trained tokenizer")
+    largest = max(vocab.values())
+    if largest + 1 > 2 * len(vocab) + HOLES:
+        raise TokenizerError(
+            name,
+            f"id {largest} in a vocabulary of {len(vocab)} tokens: a model would need a row for "
+            "each of the ids between",
+            "number the tokens from 0 on",
+        )
+
+
+def _unknown_ids(data: dict[str, Any], vocab: dict[str, int]) -> set[int]:
+    """The id that stands for any text the vocabulary lacks, and so for no bytes of its own."""
+    model = data["model"]
+    token = model.get("unk_token")
+    unknown = vocab.get(token) if isinstance(token, str) else model.get("unk_id")
+    return {unknown} if isinstance(unknown, int) else set()
+
+
+def _cuttable(data: dict[str, Any]) -> bool:
+    """Whether a text cut at :data:`CUT` has the ids of the whole."""
+    if data["model"].get("type", "BPE") != "BPE":
+        return False
+    words = _steps(data.get("pre_tokenizer"), "pretokenizers")
+    split = any(
+        step["type"] in CUTTABLE and (step["type"] != "ByteLevel" or step.get("use_regex", True))
+        for step in words
+        if step["type"] not in ("Digits", "Punctuation")  # these leave letters and spaces joined
+    )
+    plain = all(
+        not (entry["lstrip"] or entry["rstrip"]) and " " not in entry["content"]
+        for entry in data.get("added_tokens") or []
+    )
+    known = all(step["type"] in CUTTABLE for step in words)
+    normalizers = _steps(data.get("normalizer"), "normalizers")
+    return split and known and plain and all(step["type"] in NORMALIZERS for step in normalizers)
+
+
+def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, sequences resolved."""
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    return [step for inside in part[inner] for step in _steps(inside, inner)]
 
 
 def _id_or_none(index: int) -> int | None:

@@ -20,13 +20,14 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from palimpsest.files import parse_json
 from palimpsest.text.errors import TokenizerError
 
 __all__ = ["ByteTokenizer", "Tokenizer", "load_tokenizer"]
@@ -34,6 +35,7 @@ __all__ = ["ByteTokenizer", "Tokenizer", "load_tokenizer"]
 SAVED_NAME = "tokenizer.palimpsest.json"
 SAVED_FORMAT = "palimpsest-tokenizer"
 SAVED_VERSION = 1
+PIECE = 1 << 20  # ids of one piece
 
 
 class Tokenizer(ABC):
@@ -102,8 +104,10 @@ class Tokenizer(ABC):
             eos: put the end id last.
 
         Raises:
-            TokenizerError: ``bos`` or ``eos`` is asked of a tokenizer that has none.
+            TokenizerError: ``bos`` or ``eos`` of a tokenizer that has none; a text that UTF-8
+                cannot write, half of a surrogate pair (its position is named).
         """
+        _check_text(text)
         ids = self._encode_text(text)
         if bos:
             ids.insert(0, self._existing("bos"))
@@ -113,7 +117,22 @@ class Tokenizer(ABC):
 
     def encode_array(self, text: str, *, bos: bool = False, eos: bool = False) -> NDArray[np.int32]:
         """:meth:`encode` as one int32 array (for long texts)."""
-        return np.asarray(self.encode(text, bos=bos, eos=eos), dtype=np.int32)
+        before = [self._existing("bos")] if bos else []
+        after = [self._existing("eos")] if eos else []
+        pieces = [np.array(before, np.int32), *self.encode_pieces(_check_text(text))]
+        return np.concatenate([*pieces, np.array(after, np.int32)], dtype=np.int32)
+
+    def encode_pieces(self, utf8: bytes | memoryview) -> Iterator[NDArray[Any]]:
+        """The ids of a text in pieces, so that a long one takes little memory.
+
+        Args:
+            utf8: the text in UTF-8.
+
+        Returns:
+            Arrays (n,) of some integer dtype, none with BOS or EOS; joined, they are :meth:`encode`
+            of the whole text. One piece if the tokenizer allows no cut.
+        """
+        yield np.asarray(self._encode_text(str(utf8, "utf-8")), dtype=np.int32)
 
     def decode(self, ids: Iterable[int], *, continued: bool = False) -> str:
         """Ids to text; special ids are skipped, bytes that are no UTF-8 become U+FFFD.
@@ -227,7 +246,15 @@ class Tokenizer(ABC):
         kind = kinds.get(data.get("kind", ""))
         if kind is None:
             raise TokenizerError(where, f"kind={data.get('kind')!r}", f"known: {', '.join(kinds)}")
-        tokenizer = kind.from_definition(data["name"], data["definition"])
+        try:
+            tokenizer = kind.from_definition(data["name"], data["definition"])
+            data["fingerprint"]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, TokenizerError):
+                raise
+            raise TokenizerError(
+                where, f"an incomplete definition ({error!r})", "save the tokenizer again"
+            ) from error
         if tokenizer.fingerprint() != data["fingerprint"]:
             raise TokenizerError(
                 where,
@@ -289,12 +316,11 @@ class ByteTokenizer(Tokenizer):
     def _encode_text(self, text: str) -> list[int]:
         return list(text.encode("utf-8"))
 
-    def encode_array(self, text: str, *, bos: bool = False, eos: bool = False) -> NDArray[np.int32]:
-        """:meth:`encode` as one int32 array, without a list in between."""
-        data = np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int32)
-        before = [self._existing("bos")] if bos else []
-        after = [self._existing("eos")] if eos else []
-        return np.concatenate([np.array(before, np.int32), data, np.array(after, np.int32)])
+    def encode_pieces(self, utf8: bytes | memoryview) -> Iterator[NDArray[Any]]:
+        """The bytes themselves, a view of ``utf8`` (see :meth:`Tokenizer.encode_pieces`)."""
+        values = np.frombuffer(utf8, dtype=np.uint8)
+        for start in range(0, len(values), PIECE):
+            yield values[start : start + PIECE]
 
     def _definition(self) -> dict[str, Any]:
         return {"bytes": 256, "pad": 256, "bos": 257, "eos": 258}
@@ -303,6 +329,23 @@ class ByteTokenizer(Tokenizer):
     def from_definition(cls, name: str, definition: dict[str, Any]) -> ByteTokenizer:
         """There is only one byte tokenizer."""
         return cls()
+
+
+def _check_text(text: str) -> bytes:
+    """A text in UTF-8.
+
+    Raises:
+        TokenizerError: it has half of a surrogate pair.
+    """
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            None,
+            f"the text has half of a surrogate pair, {text[error.start]!a}, at character "
+            f"{error.start}, which UTF-8 cannot write",
+            "remove it, or decode the text's source as UTF-8",
+        ) from error
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
@@ -335,7 +378,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 
     if path.suffix == ".json":
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = parse_json(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise TokenizerError(path, f"not JSON ({error})", choices) from error
         if isinstance(data, dict) and data.get("format") == SAVED_FORMAT:

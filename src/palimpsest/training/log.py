@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.errors import InputError, StorageError
-from palimpsest.files import write_text
+from palimpsest.files import parse_json, write_text
 
 __all__ = ["METRICS", "MetricsLog", "read_metrics"]
 
@@ -43,7 +43,7 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             row["step"], row["kind"]
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{path}:{number}: is not a row of metrics") from None

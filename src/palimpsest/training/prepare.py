@@ -9,7 +9,7 @@ import torch
 from palimpsest.errors import ConfigError, InputError, PalimpsestError
 from palimpsest.models import LanguageModel, list_presets
 from palimpsest.models.registry import resolve
-from palimpsest.text import Tokenizer
+from palimpsest.text import Tokenizer, is_stream
 from palimpsest.training.batch import TrainingData
 from palimpsest.training.recipe import Recipe
 from palimpsest.training.task_data import task_data
@@ -95,7 +95,12 @@ def prepare_model(
     resolved = resolved.replace("train", device=str(device))
     return model, resolved.replace(
         "data",
-        train=tuple(str(Path(p).resolve()) for p in recipe.data.train),
-        validation=tuple(str(Path(p).resolve()) for p in recipe.data.validation),
+        train=tuple(map(_absolute, recipe.data.train)),
+        validation=tuple(map(_absolute, recipe.data.validation)),
         tokenizer=str(Path(spec).resolve()) if Path(spec).exists() and spec else spec,
     )
+
+
+def _absolute(path: str) -> str:
+    # what /dev/stdin stands for is another file in the next process
+    return path if is_stream(path) else str(Path(path).resolve())

@@ -54,7 +54,9 @@ def load_recipe(path_or_name: str | Path, overrides: Mapping[str, Any] | None = 
     text, where = _read(path_or_name)
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as failure:
+    except RecursionError:
+        raise ConfigError(f"{where}: is nested too deeply") from None
+    except ValueError as failure:  # TOMLDecodeError, or a number with too many digits
         raise ConfigError(f"{where}: is not valid TOML ({failure})") from None
     for key, value in changes.items():
         require_type(
@@ -113,7 +115,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"{text!r}: must be key=value, such as optimizer.lr=3e-4")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), value.strip()
 
 
@@ -123,7 +125,7 @@ def _read(path_or_name: str | Path) -> tuple[str, str]:
     if str(path_or_name) in builtin:
         entry = resources.files("palimpsest") / "recipes" / f"{path_or_name}.toml"
         return entry.read_text(encoding="utf-8"), f"recipe {path_or_name}"
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         near = difflib.get_close_matches(str(path_or_name), builtin, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
@@ -131,7 +133,7 @@ def _read(path_or_name: str | Path) -> tuple[str, str]:
             f"built in: {', '.join(builtin)}"
         )
     try:
-        return path.read_text(encoding="utf-8"), str(path)
+        return path.read_text(encoding="utf-8-sig"), str(path)
     except (OSError, UnicodeDecodeError) as failure:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text ({failure})") from None
 
