@@ -79,7 +79,7 @@ def test_every_command_reports_it(
 
 def test_the_kernels_of_the_package_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr("palimpsest.ops.threads.watch_compilation", lambda: calls.append(1))
+    monkeypatch.setattr("palimpsest.ops.kernel_cache.watch_compilation", lambda: calls.append(1))
     from palimpsest.ops.threads import compiled
 
     compiled(load_nothing)

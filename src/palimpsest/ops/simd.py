@@ -3,6 +3,11 @@
 Loads and stores of bf16 (kept as uint16), a polynomial exp, and the functions built on it, for
 fp32 and fp64. A loop vectorises only without calls, branches or a check for division by zero, so
 kernels are compiled with :data:`OPTIONS`. NaN passes through every function: training must see it.
+
+A loop that sums must not store. LLVM guards a vectorised loop with stores by a check of addresses:
+if an output starts close behind an input, the scalar loop runs instead. Both give the same
+elements, but sum in another order, so that a result would depend on where the allocator put the
+arrays. tests/ops/test_addresses.py calls every kernel with its arrays at many distances.
 """
 
 from __future__ import annotations
@@ -11,32 +16,28 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from palimpsest.ops.compilation import watch_compilation
+from palimpsest.ops.kernel_cache import compile_function
 
 __all__ = ["OPTIONS", "exp", "get", "jit", "put", "sigmoid", "softplus", "tanh"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-watch_compilation()
 
 OPTIONS: dict[str, Any] = {
     "fastmath": {"contract", "reassoc", "nsz", "arcp"},  # not nnan, ninf: they may drop NaN checks
     "error_model": "numpy",
     "nogil": True,
     "_nrt": False,  # views of arguments need no reference counts; kernels allocate nothing
-    "cache": True,
 }
 
 
 def jit(kernel: F) -> F:
     """Compile a kernel with :data:`OPTIONS` on first use; the result is cached on disk."""
-    compiled: F = numba.njit(**OPTIONS)(kernel)
+    compiled: F = compile_function(kernel, OPTIONS)
     return compiled
 
 

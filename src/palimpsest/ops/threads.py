@@ -8,6 +8,7 @@ does. The kernels release the GIL, so an ordinary pool of Python threads serves.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import itertools
 import os
@@ -18,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palimpsest.ops.compilation import watch_compilation
 from palimpsest.ops.dispatch import BackendUnavailableError
 
 __all__ = ["as_array", "compiled", "numba_missing", "require_cpu", "run_rows"]
@@ -31,22 +31,24 @@ SPLIT_ABOVE = 2_000_000
 
 @functools.cache
 def numba_missing() -> str | None:
-    """None where numba is installed, otherwise the sentence of the error."""
+    """None if numba can compile here, otherwise the sentence of the error."""
     if importlib.util.find_spec("numba") is None:
         return "numba is not installed; pip install numba"
+    try:
+        numba: Any = importlib.import_module("numba")
+    except Exception as failure:  # such as a release of numpy that it does not know
+        return f"numba cannot be imported ({' '.join(str(failure).split())})"
+    if numba.config.DISABLE_JIT:
+        return "numba does not compile, because NUMBA_DISABLE_JIT is set; unset it"
     return None
 
 
 def compiled(loop: Callable[..., None]) -> Callable[..., None]:
     """The loop as machine code, kept on disk between processes where a cache can be written."""
-    import numba
+    from palimpsest.ops.kernel_cache import compile_function
 
-    watch_compilation()
     options: dict[str, Any] = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy"}
-    try:
-        kernel: Callable[..., None] = numba.njit(cache=True, **options)(loop)
-    except RuntimeError:  # numba found no folder to keep its cache in
-        kernel = numba.njit(**options)(loop)
+    kernel: Callable[..., None] = compile_function(loop, options)
     return kernel
 
 

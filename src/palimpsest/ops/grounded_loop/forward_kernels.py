@@ -82,14 +82,14 @@ def _unit_relu(x: Any, bias: Any, out: Any, one: Any, eps: Any) -> Any:
     """out = l2(relu(x + bias)), and the factor."""
     zero = one - one
     total = zero
-    for i in range(out.shape[0]):
+    for i in range(out.shape[0]):  # no store here: see simd.py
         v = get(x, i) + bias[i]
         v = zero if v <= zero else v
-        out[i] = v
         total += v * v
     factor = one / math.sqrt(total + eps)
     for i in range(out.shape[0]):
-        out[i] *= factor
+        v = get(x, i) + bias[i]
+        out[i] = zero if v <= zero else v * factor
     return factor
 
 

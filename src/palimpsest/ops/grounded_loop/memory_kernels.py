@@ -272,6 +272,7 @@ def _both_sides(lam_KU: Any, k_K: Any, u_U: Any, du_U: Any, dk_K: Any, one: Any)
         k0, k1, row0, row1, a0, a1 = k_K[i], k_K[i + 1], lam_KU[i], lam_KU[i + 1], zero, zero
         for u in range(u_U.shape[0]):
             du_U[u] += k0 * row0[u] + k1 * row1[u]
+        for u in range(u_U.shape[0]):  # no store here: see simd.py
             a0 += row0[u] * u_U[u]
             a1 += row1[u] * u_U[u]
         dk_K[i], dk_K[i + 1] = a0, a1
@@ -330,8 +331,9 @@ def write(
             w_U, at_v = w_SU[s], c_value + h * U
             error_U, dvalue_U = y_N[at_v : at_v + U], dy_N[at_v : at_v + U]
             dbeta = zero
-            for u in range(U):
+            for u in range(U):  # no store here: see simd.py
                 dbeta += du[u] * get(error_U, u)
+            for u in range(U):
                 w_U[u] = beta * du[u]
             for u in range(U):
                 put(dvalue_U, u, w_U[u])

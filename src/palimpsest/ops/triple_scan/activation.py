@@ -43,8 +43,8 @@ def softmax(source: Any, at: int, target: Any, to: int, count: int) -> None:
         largest = source[at + i] if source[at + i] > largest else largest
     total = largest * 0
     for i in range(count):
-        share = exp(source[at + i] - largest)
-        target[to + i] = share
-        total += share
+        target[to + i] = exp(source[at + i] - largest)
+    for i in range(count):  # no store here: see simd.py
+        total += target[to + i]
     for i in range(count):
         target[to + i] /= total
