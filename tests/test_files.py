@@ -91,12 +91,12 @@ def full_disk() -> Iterator[None]:
 
 def test_full_disk(tmp_path: Path, full_disk: None) -> None:
     write_text(tmp_path / "text", "old")
-    write_safetensors(tmp_path / "tensors", {"x": torch.zeros(3)}, {})
+    write_safetensors(tmp_path / "tensors", {"x": torch.zeros(3)}, "kind", {})
     before = (tmp_path / "tensors").read_bytes()
     with pytest.raises(StorageError, match="text: cannot be written"):
         write_text(tmp_path / "text", "x" * (1 << 17))
     with pytest.raises(StorageError, match="tensors: cannot be written"):
-        write_safetensors(tmp_path / "tensors", {"x": torch.zeros(1 << 16)}, {})
+        write_safetensors(tmp_path / "tensors", {"x": torch.zeros(1 << 16)}, "kind", {})
     assert (tmp_path / "text").read_text() == "old"
     assert (tmp_path / "tensors").read_bytes() == before
     assert only(tmp_path) == ["tensors", "text"]

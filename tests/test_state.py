@@ -177,6 +177,7 @@ def damaged(tmp_path: Path, **about: object) -> Path:
     path = tree().save(tmp_path / "whole")
     tensors = load_file(path)
     described = json.loads(_metadata(path)["palimpsest-state"])
+    del described["sha256"]
     described.update(about)
     save_file(tensors, path, metadata={"palimpsest-state": json.dumps(described)})
     return path

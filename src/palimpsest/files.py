@@ -1,4 +1,4 @@
-"""Writing files so that an interruption or a full disk never leaves half of one."""
+"""Writing files whole or not at all, and reading them with their digests checked."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from palimpsest.digests import DIGEST, seal, tensors_digest, unseal
 from palimpsest.errors import PalimpsestError, StorageError
 
 __all__ = [
     "atomic_path",
+    "json_text",
     "parse_json",
     "read_json",
     "read_safetensors",
+    "save_tensors",
     "write_json",
     "write_safetensors",
     "write_text",
@@ -54,27 +57,62 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text under a temporary name, then rename."""
+    """Write UTF-8 text under a temporary name, then rename.
+
+    Raises:
+        StorageError: the file cannot be written, or the text is not valid Unicode.
+    """
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as failure:
+        around = text[max(failure.start - 20, 0) : failure.end + 20]
+        raise StorageError(
+            f"{path}: cannot be written, because {around!a} is not valid Unicode (a file name "
+            "that is not UTF-8?); rename it"
+        ) from None
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(data)
+
+
+def json_text(value: Any) -> str:
+    """Indented JSON; an object gets the digest of its content as its last key, "sha256"."""
+    sealed = seal(value) if isinstance(value, dict) else value
+    return json.dumps(sealed, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON under a temporary name, then rename."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Write :func:`json_text` under a temporary name, then rename.
+
+    Raises:
+        StorageError: as for :func:`write_text`.
+    """
+    write_text(path, json_text(value))
 
 
-def write_safetensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+def write_safetensors(path: Path, tensors: dict[str, Any], kind: str, about: Any) -> str:
     """Write tensors under a temporary name, then rename.
 
     Args:
         path: the file.
         tensors: by name; they may share memory or lie on another device.
-        metadata: with one key at most the same tensors give the same bytes; several are written
-            in an order that differs from run to run.
+        kind: what the file is, the one key of its metadata.
+        about: a JSON object, written under that key with a digest of it and of the tensors.
+
+    Returns:
+        The digest of the tensors alone.
 
     Raises:
         StorageError: the file cannot be written.
+    """
+    with atomic_path(path) as temporary:
+        return save_tensors(temporary, tensors, kind, about)
+
+
+def save_tensors(path: Path, tensors: dict[str, Any], kind: str, about: Any) -> str:
+    """:func:`write_safetensors` without the temporary name, for a caller that has one.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -86,11 +124,14 @@ def write_safetensors(path: Path, tensors: dict[str, Any], metadata: dict[str, s
         storage = tensor.untyped_storage().data_ptr()
         apart[name] = tensor.clone() if storage in storages else tensor  # safetensors needs it
         storages.add(storage)
-    with atomic_path(path) as temporary:
-        try:
-            save_file(apart, str(temporary), metadata=metadata)
-        except SafetensorError as failure:  # how a full disk is reported there
-            raise OSError(str(failure)) from failure
+    digest = tensors_digest(apart)
+    # one key only: safetensors writes several in an order that differs from run to run
+    metadata = {kind: json.dumps(seal(about, digest))}
+    try:
+        save_file(apart, str(path), metadata=metadata)
+    except SafetensorError as failure:  # how a full disk is reported there
+        raise OSError(str(failure)) from failure
+    return digest
 
 
 def parse_json(text: str) -> Any:
@@ -106,28 +147,48 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(path: Path, error: type[PalimpsestError]) -> Any:
-    """Read JSON.
+    """Read JSON; the digest that :func:`write_json` added is checked and left out.
 
     Raises:
-        error: missing, unreadable or not JSON; the message names the file.
+        error: missing, unreadable, not JSON, or changed since it was written; the message names
+            the file.
     """
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise error(f"{path}: no such file") from None
     except OSError as failure:
         raise error(f"{path}: cannot be read ({failure.strerror})") from failure
     except ValueError as failure:
         raise error(f"{path}: is not valid JSON, or was cut short ({failure})") from None
+    if not isinstance(value, dict):
+        return value
+    content, right = unseal(value)
+    if not right:
+        raise error(
+            f"{path}: its content does not match its sha256, so it was damaged or edited; restore "
+            f'it from a copy or make it again, or, if the edit is yours, delete its "{DIGEST}" line'
+        )
+    return content
 
 
 def read_safetensors(
-    path: Path, error: type[PalimpsestError]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read all tensors and the metadata of a safetensors file.
+    path: Path, error: type[PalimpsestError], kind: str
+) -> tuple[dict[str, Any], Any, str]:
+    """Read all tensors of a safetensors file and check their digest.
+
+    Args:
+        path: the file.
+        error: what to raise.
+        kind: the key of :func:`write_safetensors`.
+
+    Returns:
+        The tensors; the description under ``kind`` without its digest, or None if the file has
+        none that is a JSON object; the digest of the tensors.
 
     Raises:
-        error: missing, truncated or another format; the message names the file.
+        error: missing, truncated, another format, or changed since it was written; the message
+            names the file.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -136,8 +197,24 @@ def read_safetensors(
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, dict(file.metadata() or {})
+            metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError) as failure:
         raise error(
             f"{path}: is not a complete safetensors file ({failure}); it may have been cut short"
         ) from None
+    digest = tensors_digest(tensors)
+    if kind not in metadata:
+        return tensors, None, digest
+    try:
+        about = parse_json(metadata[kind])
+    except ValueError:
+        about = None
+    if not isinstance(about, dict):
+        raise error(f"{path}: its description is damaged; restore it from a copy")
+    content, right = unseal(about, digest)
+    if not right:
+        raise error(
+            f"{path}: its content does not match its sha256, so the file is damaged; restore it "
+            "from a copy or write it again"
+        )
+    return tensors, content, digest

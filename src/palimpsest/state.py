@@ -8,7 +8,6 @@ first axis is the batch, tuples of such tensors or states, or plain integers and
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from palimpsest.arguments import require_path, require_type
 from palimpsest.errors import InputError, StateError
-from palimpsest.files import parse_json, read_safetensors, write_safetensors
+from palimpsest.files import read_safetensors, write_safetensors
 
 __all__ = ["State"]
 
@@ -144,10 +143,8 @@ class State:
             "owner": owner,
             "tree": _describe(self),
         }
-        # one key only: safetensors writes several in an order that differs from run to run
-        meta = {FORMAT: json.dumps(about)}
         path = Path(path)
-        write_safetensors(path, dict(self.named_tensors()), meta)
+        write_safetensors(path, dict(self.named_tensors()), FORMAT, about)
         return path
 
     @staticmethod
@@ -155,16 +152,15 @@ class State:
         """Read what :meth:`save` wrote.
 
         Raises:
-            StateError: not a state file, of another version or kind, or truncated.
+            StateError: not a state file, of another version or kind, truncated or damaged.
         """
         require_path(path, "path", StateError)
-        tensors, meta = read_safetensors(Path(path), StateError)
-        if FORMAT not in meta:
+        tensors, about, _ = read_safetensors(Path(path), StateError, FORMAT)
+        if about is None:
             raise StateError(f"{path}: is not a state; write one with state.save()")
         try:
-            about = parse_json(meta[FORMAT])
             version, kind, tree = about["version"], about["kind"], about["tree"]
-        except (ValueError, KeyError, TypeError) as failure:
+        except KeyError as failure:
             raise StateError(f"{path}: its description of the state is damaged") from failure
         if version != FORMAT_VERSION:
             raise StateError(

@@ -1,7 +1,8 @@
 """Where recorded pieces go: kept in memory, reduced, or written to a folder in chunks.
 
 A folder holds ``index.json`` and, for each tap, numbered ``.npy`` files in the order of the text.
-The index is written last, under a temporary name, after each chunk: what it lists is whole.
+The index is written last, under a temporary name, after each chunk: what it lists is whole. It
+holds a sha256 of each chunk, which is checked when the chunk is read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.analysis.reducers import Reducer
+from palimpsest.digests import file_digest
 from palimpsest.errors import InputError
 from palimpsest.files import atomic_path, read_json, write_json
 from palimpsest.taps import Tap
@@ -80,7 +82,13 @@ class Folder:
             "complete": False,
             "masked": masked,
             "taps": {
-                name: {"shape": tap.shape, "doc": tap.doc, "dtype": None, "chunks": []}
+                name: {
+                    "shape": tap.shape,
+                    "doc": tap.doc,
+                    "dtype": None,
+                    "chunks": [],
+                    "sha256": [],
+                }
                 for name, tap in about.items()
             },
         }
@@ -129,12 +137,16 @@ class _FolderSink:
         with atomic_path(self.folder.path / file) as temporary, open(temporary, "wb") as out:
             np.save(out, chunk.numpy(), allow_pickle=False)
         self.entry["chunks"].append(file)
+        self.entry["sha256"].append(file_digest(self.folder.path / file))
         self.folder.write_index()
 
 
 def _read_chunks(path: Path, entry: dict[str, Any]) -> Iterator[Tensor]:
-    for file in entry["chunks"]:
+    digests = entry.get("sha256") or [None] * len(entry["chunks"])  # None in an older tape
+    for file, digest in zip(entry["chunks"], digests, strict=True):
         try:
+            if digest is not None and file_digest(path / file) != digest:
+                raise ValueError(f"its sha256 is not the one in {INDEX}; record it again")
             array = np.load(path / file, allow_pickle=False)
         except (OSError, ValueError, EOFError) as failure:
             raise InputError(f"{path / file}: cannot be read ({failure})") from None

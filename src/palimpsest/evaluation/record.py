@@ -143,7 +143,24 @@ class Result:
         unknown = sorted(data.keys() - known - {"schema", "schema_version", *result.derived()})
         if unknown:
             raise InputError(f"{path}: unknown fields {unknown}; another version wrote it")
+        result._check_derived(data, path)
         return result
+
+    def _check_derived(self, data: dict[str, Any], path: str | Path) -> None:
+        """Refuse figures that do not follow from the fields."""
+        try:
+            derived = _finite(self.derived())
+        except (ArithmeticError, TypeError, ValueError, AttributeError, KeyError) as failure:
+            raise InputError(
+                f"{path}: its figures cannot be computed from its fields ({failure}); "
+                "evaluate again"
+            ) from None
+        for name, value in derived.items():
+            if name in data and not _agree(data[name], value):
+                raise InputError(
+                    f"{path}: {name}={data[name]!r} contradicts the other fields, which give "
+                    f"{value!r}; evaluate again"
+                )
 
     def table(self) -> Table:
         """Everything, one field a line."""
@@ -181,6 +198,25 @@ class TextResult(Result):
 
     tokenizer: str
     tokenizer_fingerprint: str
+
+
+def _agree(written: Any, computed: Any) -> bool:
+    """Whether two figures are equal up to rounding."""
+    if isinstance(computed, dict):
+        return (
+            isinstance(written, dict)
+            and written.keys() == {str(key) for key in computed}
+            and all(_agree(written[str(key)], inner) for key, inner in computed.items())
+        )
+    if isinstance(computed, list | tuple):
+        return (
+            isinstance(written, list | tuple)
+            and len(written) == len(computed)
+            and all(map(_agree, written, computed))
+        )
+    if isinstance(computed, float) and isinstance(written, int | float):
+        return math.isclose(written, computed, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(written == computed)
 
 
 def _finite(value: Any) -> Any:

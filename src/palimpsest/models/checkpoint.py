@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from palimpsest._version import __version__
 from palimpsest.arguments import require_path
 from palimpsest.errors import CheckpointError, ConfigError
-from palimpsest.files import read_json, read_safetensors, write_json, write_safetensors
+from palimpsest.files import (
+    atomic_path,
+    json_text,
+    read_json,
+    read_safetensors,
+    save_tensors,
+)
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.models.registry import build
 
@@ -19,28 +25,29 @@ __all__ = ["load_model", "save_model"]
 
 FORMAT = "palimpsest-model"
 FORMAT_VERSION = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WEIGHTS_DIGEST = "weights_sha256"
 
 
 def save_model(model: LanguageModel, folder: str | Path) -> Path:
     """Write a model's folder; each file appears only when it is complete.
 
-    Tied weights are one parameter here, so they are written once and stay tied.
+    Tied weights are one parameter here, so they are written once and stay tied. ``config.json``
+    holds a digest of itself and one of the weights, which :func:`load_model` checks.
     """
     folder = Path(folder)
-    write_safetensors(
-        folder / "model.safetensors", dict(model.named_parameters()), {"format": FORMAT}
-    )
-    write_json(
-        folder / "config.json",
-        {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "palimpsest": __version__,
-            "model": model.registry_name,
-            "config": model.config.to_dict(),
-            "dtype": str(model.dtype).removeprefix("torch."),
-        },
-    )
+    about = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "palimpsest": __version__,
+        "model": model.registry_name,
+        "config": model.config.to_dict(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+    # both files are complete before one of them replaces an older one
+    with atomic_path(folder / CONFIG) as config, atomic_path(folder / WEIGHTS) as weights:
+        about[WEIGHTS_DIGEST] = save_tensors(weights, dict(model.named_parameters()), FORMAT, {})
+        config.write_text(json_text(about), encoding="utf-8")
     return folder
 
 
@@ -48,19 +55,19 @@ def load_model(folder: str | Path, *, device: torch.device | str | None = None) 
     """Read what :func:`save_model` wrote. Nothing is re-initialised silently.
 
     Raises:
-        CheckpointError: not a model's folder, another version, truncated, or tensors that do not
-            fit the configuration, named.
+        CheckpointError: not a model's folder, another version, truncated, damaged or edited, or
+            tensors that do not fit the configuration, named.
     """
     require_path(folder, "folder", CheckpointError)
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give one that model.save() wrote")
-    meta: dict[str, Any] = read_json(folder / "config.json", CheckpointError)
+    meta: dict[str, Any] = read_json(folder / CONFIG, CheckpointError)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise CheckpointError(f"{folder / 'config.json'}: is not a palimpsest model")
+        raise CheckpointError(f"{folder / CONFIG}: is not a palimpsest model")
     if meta.get("version") != FORMAT_VERSION:
         raise CheckpointError(
-            f"{folder / 'config.json'}: version {meta.get('version')!r}, this palimpsest reads "
+            f"{folder / CONFIG}: version {meta.get('version')!r}, this palimpsest reads "
             f"version {FORMAT_VERSION}"
         )
     try:
@@ -72,10 +79,10 @@ def load_model(folder: str | Path, *, device: torch.device | str | None = None) 
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype={meta['dtype']!r}: is not a floating-point dtype of torch")
     except KeyError as failure:
-        raise CheckpointError(f"{folder / 'config.json'}: lacks the key {failure}") from failure
+        raise CheckpointError(f"{folder / CONFIG}: lacks the key {failure}") from failure
     except (ConfigError, TypeError, AttributeError) as failure:
-        raise CheckpointError(f"{folder / 'config.json'}: {failure}") from failure
-    tensors, _ = read_safetensors(folder / "model.safetensors", CheckpointError)
+        raise CheckpointError(f"{folder / CONFIG}: {failure}") from failure
+    tensors, _, digest = read_safetensors(folder / WEIGHTS, CheckpointError, FORMAT)
     expected = dict(model.named_shapes())
     missing = sorted(expected.keys() - tensors.keys())
     foreign = sorted(tensors.keys() - expected.keys())
@@ -90,7 +97,13 @@ def load_model(folder: str | Path, *, device: torch.device | str | None = None) 
             for what, names in (("missing", missing), ("unknown", foreign), ("mis-shaped", wrong))
             if names
         ]
-        raise CheckpointError(f"{folder / 'model.safetensors'}: {'; '.join(parts)}")
+        raise CheckpointError(f"{folder / WEIGHTS}: {'; '.join(parts)}")
+    if meta.get(WEIGHTS_DIGEST, digest) != digest:
+        raise CheckpointError(
+            f"{folder / WEIGHTS}: the weights are not those that {CONFIG} was saved with (their "
+            f"sha256 differs); restore both files from one save, or, if the change is yours, "
+            f'delete the lines "{WEIGHTS_DIGEST}" and "sha256" of {folder / CONFIG}'
+        )
     device = torch.get_default_device() if device is None else device
     for name, tensor in tensors.items():  # copied: read tensors may lie in the mapped file
         kept = dtype if tensor.is_floating_point() else tensor.dtype

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from palimpsest.digests import file_digest, seal, unseal
 from palimpsest.files import parse_json
 from palimpsest.text.corpus import Corpus, TextHash, encode_documents, joining, token_dtype
 from palimpsest.text.documents import Document
@@ -48,7 +49,6 @@ FIELDS = {
     "tokenizer_name": str,
     "tokenizer_fingerprint": str,
 }
-READ_BYTES = 1 << 22
 
 
 def write_shards(
@@ -90,7 +90,7 @@ def write_shards(
         if not header["tokens"]:
             raise ShardError(folder, "the documents gave no token", "pass at least one")
         tokenizer.save(part)
-        text = json.dumps({"format": FORMAT, "version": VERSION, **header}, indent=2)
+        text = json.dumps(seal({"format": FORMAT, "version": VERSION, **header}), indent=2)
         (part / HEADER).write_text(text + "\n", encoding="utf-8")
         try:
             part.rename(folder)
@@ -145,7 +145,7 @@ def _write(
 
 
 def open_shards(
-    folder: str | Path, *, tokenizer: Tokenizer | None = None, verify: bool = False
+    folder: str | Path, *, tokenizer: Tokenizer | None = None, verify: bool = True
 ) -> Corpus:
     """Map a folder that :func:`write_shards` wrote.
 
@@ -153,14 +153,15 @@ def open_shards(
         folder: the folder; its tokenizer is ``load_tokenizer(folder)``.
         tokenizer: the one the ids are for, where the caller already has one; it must be the one
             that made them.
-        verify: read all of it and compare the hashes; sizes and header are always checked.
+        verify: read all of it once and compare the hashes; False checks sizes and header only,
+            which accepts a file whose bytes were changed.
 
     Returns:
         A corpus whose ``tokens`` are a read-only memory map.
 
     Raises:
-        ShardError: no header or a foreign one, a file that is missing, truncated, too long or (with
-            ``verify``) changed, another tokenizer.
+        ShardError: no header or a foreign one, a file that is missing, truncated, too long or
+            (with ``verify``) changed, another tokenizer.
     """
     folder = Path(folder)
     header = _header(folder)
@@ -204,7 +205,10 @@ def _header(folder: Path) -> dict[str, Any]:
         raise ShardError(path, "a foreign header", remedy)
     if header.get("version") != VERSION:
         raise ShardError(path, f"version {header.get('version')!r}", remedy)
-    fields = {key: value for key, value in header.items() if key not in ("format", "version")}
+    content, right = unseal(header)
+    if not right:
+        raise ShardError(path, "its content does not match its sha256", "write the shards again")
+    fields = {key: value for key, value in content.items() if key not in ("format", "version")}
     wrong = [key for key, kind in FIELDS.items() if type(fields.get(key)) is not kind]
     wrong += [key for key in fields if key not in FIELDS]
     if not wrong and fields["dtype"] not in DTYPES:
@@ -226,9 +230,5 @@ def _check_size(path: Path, expected: int) -> None:
 
 
 def _check_hash(path: Path, expected: str) -> None:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(READ_BYTES):
-            digest.update(block)
-    if digest.hexdigest() != expected:
+    if file_digest(path) != expected:
         raise ShardError(path, "its sha256 is not the header's", "write the shards again")

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from palimpsest.digests import seal, unseal
 from palimpsest.files import parse_json
 from palimpsest.text.errors import TokenizerError
 
@@ -272,7 +273,7 @@ class Tokenizer(ABC):
         target = Path(folder) / SAVED_NAME
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
-        part.write_text(json.dumps(self.to_json(), ensure_ascii=True) + "\n", encoding="ascii")
+        part.write_text(json.dumps(seal(self.to_json())) + "\n", encoding="ascii")
         part.replace(target)
         return target
 
@@ -382,7 +383,14 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         except ValueError as error:
             raise TokenizerError(path, f"not JSON ({error})", choices) from error
         if isinstance(data, dict) and data.get("format") == SAVED_FORMAT:
-            return Tokenizer.from_json(data, where=path)
+            content, right = unseal(data)
+            if not right:
+                raise TokenizerError(
+                    path,
+                    "its content does not match its sha256, so it was damaged or edited",
+                    "restore it from a copy, or save the tokenizer again",
+                )
+            return Tokenizer.from_json(content, where=path)
         return HFTokenizer.from_file(path)
     if ".model" in path.suffixes:
         return SentencePieceTokenizer.from_file(path)

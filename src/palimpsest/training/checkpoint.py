@@ -1,7 +1,8 @@
 """Checkpoints of a run: one folder per step, complete or not there.
 
     checkpoints/step-00000500/
-        checkpoint.json         format, step, seconds trained, the size of every other file
+        checkpoint.json         format, step, seconds trained, size and sha256 of the other files,
+                                the run's identity, how much of its metrics there was
         config.json, model.safetensors          the model; palimpsest.load(folder) reads it
         tokenizer.palimpsest.json               where the run has a tokenizer
         optimizer.pt            moments and rates
@@ -18,13 +19,14 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
+from palimpsest.digests import file_digest
 from palimpsest.errors import CheckpointError, PalimpsestError, StorageError
 from palimpsest.files import read_json, write_json
 from palimpsest.models import LanguageModel, load_model
@@ -45,9 +47,11 @@ FORMAT = "palimpsest-checkpoint"
 FORMAT_VERSION = 1
 FOLDER = "checkpoints"
 HEADER = "checkpoint.json"
+RUN = "run.json"
 OPTIMIZER = "optimizer.pt"
 TRAINING = "training.pt"
 STATE = "state.safetensors"
+WEIGHTS = "model.safetensors"  # verified by load_model, with the digest that config.json holds
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Checkpoint:
         training: torch's generators ("cpu", and "cuda" where the run uses one) and "source", the
             data's own.
         state: what the next step starts from; None where no state is carried.
+        metrics: "bytes" and "sha256" of the run's metrics at this moment; empty in old checkpoints.
     """
 
     step: int
@@ -70,6 +75,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     training: dict[str, Any]
     state: State | None
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 class CheckpointWriteError(CheckpointError, StorageError):
@@ -143,17 +149,21 @@ def model_folder(path: str | Path) -> Path:
     """Where the model lies that a user means: a run's newest checkpoint, or the folder itself.
 
     Raises:
-        CheckpointError: no such folder, or a run without a checkpoint.
+        CheckpointError: no such folder, a run without a checkpoint, or a damaged checkpoint.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; name a run, a checkpoint or a model")
-    if (folder / "config.json").is_file() or not (folder / "run.json").is_file():
-        return folder
-    latest = latest_checkpoint(folder)
-    if latest is None:
-        raise CheckpointError(f"{folder}: this run has no checkpoint yet; train it first")
-    return latest
+    if not (folder / "config.json").is_file() and (folder / RUN).is_file():
+        latest = latest_checkpoint(folder)
+        if latest is None:
+            raise CheckpointError(f"{folder}: this run has no checkpoint yet; train it first")
+        folder = latest
+    if (folder / HEADER).is_file():
+        header = _read_header(folder)
+        small = [name for name in header["files"] if name.endswith(".json")]
+        _check_files(folder, header, small)
+    return folder
 
 
 def load_checkpoint(folder: Path, device: torch.device) -> Checkpoint:
@@ -164,14 +174,15 @@ def load_checkpoint(folder: Path, device: torch.device) -> Checkpoint:
         device: where the model and the carried state go.
 
     Raises:
-        CheckpointError: foreign, of another version or cut short; the message names the good
-            checkpoint before it.
+        CheckpointError: foreign, of another version or run, damaged or cut short; the message
+            names the good checkpoint before it.
     """
     try:
-        header = _check_header(folder)
+        header = _read_header(folder)
+        _check_files(folder, header, list(header["files"]))
         model = load_model(folder, device=device)
         kept = None
-        if (folder / STATE).is_file():
+        if STATE in header["files"]:
             kept = State.load(folder / STATE).to(device)
         return Checkpoint(
             step=header["step"],
@@ -180,6 +191,7 @@ def load_checkpoint(folder: Path, device: torch.device) -> Checkpoint:
             optimizer=_load_pt(folder / OPTIMIZER),
             training=_load_pt(folder / TRAINING),
             state=kept,
+            metrics=header.get("metrics", {}),
         )
     except PalimpsestError as failure:
         raise CheckpointError(f"{failure}; {_way_back(folder)}") from failure
@@ -208,7 +220,8 @@ def _write(folder: Path, checkpoint: Checkpoint, tokenizer: Tokenizer | None) ->
             torch.save(content, stream)
     if checkpoint.state is not None:
         checkpoint.state.save(folder / STATE, owner=checkpoint.model.registry_name)
-    sizes = {entry.name: entry.stat().st_size for entry in sorted(folder.iterdir())}
+    files = sorted(folder.iterdir())
+    identity = read_json(folder.parent.parent / RUN, CheckpointError).get("id")
     write_json(
         folder / HEADER,
         {
@@ -216,7 +229,10 @@ def _write(folder: Path, checkpoint: Checkpoint, tokenizer: Tokenizer | None) ->
             "version": FORMAT_VERSION,
             "step": checkpoint.step,
             "elapsed": checkpoint.elapsed,
-            "files": sizes,
+            "run": identity,
+            "metrics": checkpoint.metrics,
+            "files": {file.name: file.stat().st_size for file in files},
+            "digests": {file.name: file_digest(file) for file in files if file.name != WEIGHTS},
         },
     )
 
@@ -246,7 +262,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _check_header(folder: Path) -> dict[str, Any]:
+def _read_header(folder: Path) -> dict[str, Any]:
     path = folder / HEADER
     header = read_json(path, CheckpointError)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
@@ -260,13 +276,31 @@ def _check_header(folder: Path) -> dict[str, Any]:
     for key, kind in kinds.items():
         if not isinstance(header.get(key), kind):
             raise CheckpointError(f"{path}: {key}={header.get(key)!r} is not what a save writes")
-    for name, size in header["files"].items():
-        file = folder / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            what = "is missing" if found is None else f"has {found} bytes, it was cut short"
-            raise CheckpointError(f"{file}: {what} (saved with {size} bytes)")
+    run = folder.parent.parent / RUN
+    if header.get("run") is not None and run.is_file():
+        meta = read_json(run, CheckpointError)
+        if isinstance(meta, dict) and meta.get("id", header["run"]) != header["run"]:
+            raise CheckpointError(
+                f"{folder}: is a checkpoint of another run than {run}; put each back into its own "
+                "folder"
+            )
     return header
+
+
+def _check_files(folder: Path, header: dict[str, Any], names: list[str]) -> None:
+    digests = header.get("digests", {})
+    for name in names:
+        file, size = folder / name, header["files"][name]
+        found = file.stat().st_size if file.is_file() else None
+        if found is None or found != size:
+            much = f"has {found} bytes, it was {'cut short' if (found or 0) < size else 'changed'}"
+            what = "is missing" if found is None else much
+            raise CheckpointError(f"{file}: {what} (saved with {size} bytes)")
+        if name in digests and file_digest(file) != digests[name]:
+            raise CheckpointError(
+                f"{file}: its sha256 is not the one in {folder / HEADER}, so it was damaged or "
+                "changed; restore it from a copy"
+            )
 
 
 def _load_pt(path: Path) -> dict[str, Any]:

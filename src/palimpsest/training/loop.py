@@ -234,6 +234,7 @@ class Trainer:
                 optimizer=self.optimizer.state_dict(),
                 training={"source": self.data.source.state_dict(), **generators},
                 state=State.cat(kept) if kept else None,
+                metrics=log.digest(),
             ),
             tokenizer=self.data.tokenizer,
             keep=self.recipe.train.keep_checkpoints,

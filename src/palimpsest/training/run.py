@@ -21,7 +21,7 @@ from palimpsest.models import LanguageModel
 from palimpsest.ops import backend_calls
 from palimpsest.ops.compilation import report_compilation
 from palimpsest.training import checkpoint as checkpoints
-from palimpsest.training.log import MetricsLog, read_metrics
+from palimpsest.training.log import MetricsLog, check_metrics, read_metrics
 from palimpsest.training.loop import Trainer
 from palimpsest.training.plot import plot_runs
 from palimpsest.training.prepare import load_data, pick_device, prepare_model
@@ -32,6 +32,7 @@ from palimpsest.training.run_folder import (
     PLOT,
     RECIPE,
     add_session,
+    check_files,
     check_same_data,
     load_tokenizer_copy,
     make_folder,
@@ -166,6 +167,7 @@ def _resume(
     folder: Path, steps: int | None, device: str | None, progress: bool, stop_after: int | None
 ) -> RunResult:
     meta = read_meta(folder)
+    check_files(folder, meta)
     recipe = load_recipe(folder / RECIPE)
     if steps is not None:
         recipe = recipe.replace("train", steps=steps)
@@ -199,8 +201,9 @@ def _resume(
                 raise CheckpointError(
                     f"{latest}: does not fit the run's recipe ({failure})"
                 ) from failure
+        check_metrics(folder)
+        add_session(folder, meta, recipe, done, where)  # takes the old digest of the metrics away
         log = MetricsLog(folder, done)
-        add_session(folder, meta, recipe, done, where)
         return _session(trainer, log, progress, stop_after)
 
 
@@ -244,7 +247,7 @@ def _session(trainer: Trainer, log: MetricsLog, show: bool, stop_after: int | No
     finally:
         progress.close()
         log.close()
-        record_backends(folder, calls)
+        record_backends(folder, calls, log.digest())
     trainer.model.eval()
     validations = [row for row in read_metrics(folder) if row["kind"] == "validation"]
     result = RunResult(

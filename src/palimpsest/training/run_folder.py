@@ -2,7 +2,8 @@
 
     RUN/
         recipe.toml      fully resolved: every value, absolute paths
-        run.json         model, parameters, data with hashes, tokenizer, seed, versions, sessions
+        run.json         model, parameters, data with hashes, tokenizer, seed, versions, sessions,
+                         sha256 of recipe.toml and the tokenizer
         metrics.jsonl    see log.py
         checkpoints/     see checkpoint.py
         tokenizer/       the tokenizer's own copy
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import shutil
 from collections import Counter
@@ -25,6 +27,7 @@ from typing import Any
 
 import torch
 
+from palimpsest.digests import file_digest, json_digest
 from palimpsest.errors import CheckpointError, InputError
 from palimpsest.files import read_json, write_json, write_text
 from palimpsest.locks import LockedError, exclusive
@@ -40,6 +43,7 @@ __all__ = [
     "PLOT",
     "RECIPE",
     "add_session",
+    "check_files",
     "check_same_data",
     "load_tokenizer_copy",
     "make_folder",
@@ -79,14 +83,20 @@ def make_folder(folder: Path, recipe: Recipe, model: LanguageModel, data: Traini
         "seed": recipe.train.seed,
         "precision": recipe.train.precision,
         "recipe": dataclasses.asdict(recipe),
+        "id": _identity(recipe, data.description),
         "sessions": [_session_record(0, model.device)],
     }
     try:
         partial.mkdir(parents=True)
         write_text(partial / RECIPE, dump_recipe(recipe))
-        write_json(partial / META, meta)
         if data.tokenizer is not None:
             data.tokenizer.save(partial / TOKENIZER)
+        meta["files"] = {
+            file.relative_to(partial).as_posix(): [file_digest(file)]
+            for file in sorted(partial.rglob("*"))
+            if file.is_file()
+        }
+        write_json(partial / META, meta)
         partial.rename(folder)
     except OSError as failure:
         if folder.exists():
@@ -134,6 +144,32 @@ def read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
+def check_files(folder: Path, meta: dict[str, Any]) -> None:
+    """Compare ``recipe.toml`` and the tokenizer with the digests in ``run.json``.
+
+    Raises:
+        CheckpointError: one is missing, damaged or edited.
+    """
+    for name, digests in meta.get("files", {}).items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"{file}: is missing; restore it from a copy")
+        if file_digest(file) not in digests:
+            raise CheckpointError(
+                f"{file}: its sha256 is not the one in {folder / META}, so it was damaged or "
+                f"edited; restore it ({META} holds the recipe), or, if the edit is yours, delete "
+                f'the lines "files" and "sha256" of {META}'
+            )
+
+
+def _identity(recipe: Recipe, description: dict[str, Any]) -> str:
+    """The same for two runs exactly if they compute the same numbers."""
+    plain = dataclasses.asdict(recipe)
+    for key in ("steps", "device"):  # what resume may change
+        del plain["train"][key]
+    return json_digest([plain, description])
+
+
 def load_tokenizer_copy(folder: Path) -> Tokenizer | None:
     """The run's own copy of its tokenizer; None for a task.
 
@@ -178,16 +214,23 @@ def add_session(
     """Record in ``run.json`` that a run goes on from a step, and with which recipe."""
     sessions = [*meta["sessions"], _session_record(step, device)]
     now = {**meta, "recipe": dataclasses.asdict(recipe), "sessions": sessions}
-    write_text(folder / RECIPE, dump_recipe(recipe))
+    text = dump_recipe(recipe)
+    if "files" in meta:
+        # both recipes are right until the new one is written, in case this is interrupted
+        digests = [file_digest(folder / RECIPE), hashlib.sha256(text.encode()).hexdigest()]
+        now["files"] = {**meta["files"], RECIPE: list(dict.fromkeys(digests))}
     write_json(folder / META, now)
+    write_text(folder / RECIPE, text)
 
 
-def record_backends(folder: Path, before: Counter[tuple[str, str]]) -> None:
-    """Add which implementation of each op ran to the session's record."""
+def record_backends(
+    folder: Path, before: Counter[tuple[str, str]], metrics: dict[str, Any]
+) -> None:
+    """Add to the session's record which implementation of each op ran, and its metrics' digest."""
     meta = read_json(folder / META, CheckpointError)
     ran: dict[str, list[str]] = {}
     for op, backend in sorted(backend_calls() - before):
         ran.setdefault(op, []).append(backend)
-    meta["sessions"][-1]["backends"] = ran
+    meta["sessions"][-1] |= {"backends": ran, "metrics": metrics}
     with contextlib.suppress(OSError):  # a full disk is reported by what hit it first
         write_json(folder / META, meta)
