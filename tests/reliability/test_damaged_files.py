@@ -309,7 +309,9 @@ def test_many_damaged_files(kinds: dict[str, Kind], tmp_path: Path) -> None:
         expected = reference(kind, place)
         rounds = {"run": 2, "state": 8, "session": 8, "result": 8, "tokenizer": 6}.get(what, 4)
         for name in kind.files:
-            for how in ("delete", "swap", *list(CHANGES) * rounds):
+            # a file that stands alone, swapped for another whole one, is that other file: no damage
+            once = ("delete", "swap") if len(kind.files) > 1 else ("delete",)
+            for how in (*once, *list(CHANGES) * rounds):
                 found = try_damage(kind, name, how, draw, place / "one", expected)
                 if found is not None:
                     counts[what, found] += 1

@@ -253,6 +253,10 @@ def test_specs_that_name_no_tokenizer(tmp_path: Path) -> None:
 def test_saved_files_are_checked(tmp_path: Path) -> None:
     path = ByteTokenizer().save(tmp_path)
     data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "name": "other"}))
+    with pytest.raises(TokenizerError, match="does not match its sha256"):
+        load_tokenizer(path)
+    del data["sha256"]  # a file of an older version; what it says is checked all the same
     for change, problem in [
         ({"version": 99}, "version=99"),
         ({"kind": "words"}, "kind='words'"),
