@@ -50,6 +50,15 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def recall_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a recall task."""
+    folder = tmp_path_factory.mktemp("runs") / "recall"
+    words = "train gpnm-tiny --task recall --steps 1 --batch-size 2 --seq-len 16"
+    assert main([*words.split(), "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that was saved by itself, without a tokenizer."""
     torch.manual_seed(0)

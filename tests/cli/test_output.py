@@ -62,14 +62,6 @@ BROKEN = {
 }
 
 
-@pytest.fixture(scope="module")
-def recall_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "recall"
-    words = "train gpnm-tiny --task recall --steps 1 --batch-size 2 --seq-len 16"
-    assert main([*words.split(), "--out", str(folder)]) == 0
-    return folder
-
-
 @pytest.fixture
 def commands(
     run_folder: Path, recall_run: Path, text: Path, tmp_path: Path

@@ -8,16 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from palimpsest.cli.main import main
 from palimpsest.errors import out_of_memory
-
-
-@pytest.fixture(scope="module")
-def recall_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "recall"
-    words = "train gpnm-tiny --task recall --steps 1 --batch-size 2 --seq-len 16"
-    assert main([*words.split(), "--out", str(folder)]) == 0
-    return folder
 
 
 def test_another_tokenizer_is_refused(

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import types
+import urllib.error
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -224,6 +225,7 @@ def test_bad_data(tmp_path: Path) -> None:
 def test_the_hub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = types.ModuleType("huggingface_hub")
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setattr(data_module, "_check_connection", lambda: None)
     asked = []
 
     def download(repository: str, file: str, **more: object) -> str:
@@ -265,3 +267,21 @@ def test_the_real_file(shared: Path) -> None:
     assert result.word_nats.value == pytest.approx(
         np.mean(one_at_a_time(model, pairs)[2]), rel=1e-9
     )
+
+
+def test_without_a_network_the_hub_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client would try for half a minute, and print each attempt."""
+    hub = pytest.importorskip("huggingface_hub")
+
+    def unreachable(*_: object, timeout: float) -> None:
+        assert timeout <= 5
+        raise urllib.error.URLError(OSError(101, "Network is unreachable"))
+
+    monkeypatch.setattr("urllib.request.urlopen", unreachable)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(hub, "hf_hub_download", lambda *_, **__: pytest.fail("it was tried"))
+    with pytest.raises(
+        InputError, match=r"cannot be reached \(Network is unreachable\); get data/"
+    ):
+        data_module.find_lambada("hub")

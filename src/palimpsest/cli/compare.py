@@ -15,6 +15,7 @@ from palimpsest.errors import ConfigError
 
 __all__ = ["CompareArgs", "run"]
 
+OPTIONS = {"optimizer.lr": "lrs", "train.seed": "seeds"}
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 
 

@@ -22,6 +22,9 @@ from palimpsest.training.task_data import make_tasks
 __all__ = ["RecallArgs", "run"]
 
 
+OPTIONS = {"data.seq_len": "length"}
+
+
 @dataclass(frozen=True)
 class RecallArgs:
     """Measure a model trained on a recall task (recall or mqar): accuracy by number of pairs, on

@@ -112,9 +112,6 @@ def run(args: GenerateArgs) -> int:
     prompt = _prompt(args)
     model = source.load(pick_device(args.device))
     tokenizer = source.tokenizer(args.tokenizer)
-    note = readability_note(source.run or {}, source.step)
-    if note is not None:
-        print(note, file=sys.stderr)
     if args.session is not None:
         session = Session.load(args.session, model, tokenizer)
         if args.precision not in (None, session.precision):

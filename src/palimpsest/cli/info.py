@@ -255,7 +255,7 @@ def _show_training(training: dict[str, Any], console: Console) -> None:
         _row(table, name, str(training.get(name)))
     for part in ("train", "validation"):
         data = training.get("data", {}).get(part)
-        if data is not None:
+        if data is not None and "paths" in data:  # a task draws its examples
             _row(table, f"{part} data", f"{', '.join(data['paths'])}, {data['bytes']:,} bytes")
             _row(table, "", f"sha256 {data['sha256']}")
     for i, session in enumerate(training.get("sessions", []), 1):

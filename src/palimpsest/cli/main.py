@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from palimpsest._version import __version__
+from palimpsest.cli.options import as_typed, check_values_differ
 from palimpsest.cli.output import lost_output, safe_streams
 from palimpsest.errors import InputError, PalimpsestError, out_of_memory, work_failed
 from palimpsest.heap import keep_freed_memory
@@ -170,8 +171,13 @@ def _run(name: str, words: list[str]) -> int:
     about = inspect.getdoc(arguments)
     args = tyro.cli(arguments, args=words, prog=f"palimpsest {name}", description=about)
     run: Callable[[object], int] = module.run
-    with report_compilation(_note):
-        return run(args)
+    check_values_differ(args)
+    try:
+        with report_compilation(_note):
+            return run(args)
+    except PalimpsestError as failure:
+        failure.args = (as_typed(str(failure), args, getattr(module, "OPTIONS", {})),)
+        raise
 
 
 def _exit_code(failure: Exception) -> int | None:

@@ -19,6 +19,7 @@ from palimpsest.models.registry import list_models
 
 __all__ = ["MatchArgs", "run"]
 
+OPTIONS = {"vocab_size": "vocab", "n_layers": "layers"}
 SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000}
 
 

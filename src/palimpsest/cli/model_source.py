@@ -14,6 +14,7 @@ from palimpsest.models import LanguageModel, list_models, list_presets, load_mod
 from palimpsest.models.language_model import Predict
 from palimpsest.text import Tokenizer, TokenizerError, load_tokenizer
 from palimpsest.training import model_folder
+from palimpsest.training.run_folder import read_meta
 
 __all__ = ["ModelSource", "check_output_path", "find_model", "pick_device"]
 
@@ -103,10 +104,13 @@ def find_model(named: str) -> ModelSource:
     run_folder = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     run = None
     if (run_folder / "run.json").is_file():
-        run = read_json(run_folder / "run.json", CheckpointError)
+        run = read_meta(run_folder)
     step = None
     if (folder / "checkpoint.json").is_file():
-        step = read_json(folder / "checkpoint.json", CheckpointError).get("step")
+        header = read_json(folder / "checkpoint.json", CheckpointError)
+        step = header.get("step") if isinstance(header, dict) else None
+        if not isinstance(step, int):
+            raise CheckpointError(f"{folder / 'checkpoint.json'}: is not a palimpsest checkpoint")
     return ModelSource(named, folder, run, step, _saved_tokenizer(folder, run_folder))
 
 

@@ -120,6 +120,13 @@ FLAGS = {
 }
 
 
+OPTIONS = {
+    "data.train": "data",
+    "data.validation": "validation",
+    **{key: name for name, key in FLAGS.items() if key.rpartition(".")[2] != name},
+}
+
+
 def run(args: TrainArgs) -> int:
     """Carry out the command.
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,7 @@ from palimpsest.text import CorpusError, Tokenizer, is_stream, read_hashed
 __all__ = ["HUB", "SHA256", "LambadaExample", "LambadaText", "find_lambada", "read_lambada"]
 
 HUB = "hub"
+CONNECT_SECONDS = 5.0
 EXAMPLES = 5153
 SHA256 = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226"
 REPOSITORY = "EleutherAI/lambada_openai"
@@ -71,6 +75,7 @@ def find_lambada(data: str | Path) -> Path:
         raise InputError(
             f"data={HUB!r} needs huggingface_hub (pip install huggingface_hub); or {WHERE}"
         ) from None
+    _check_connection()
     try:
         path = Path(hf_hub_download(REPOSITORY, FILE, repo_type="dataset", revision=REVISION))
     except Exception as failure:  # offline, a proxy, a full cache: as many classes as causes
@@ -81,6 +86,35 @@ def find_lambada(data: str | Path) -> Path:
     if file_sha256(path) != SHA256:
         raise InputError(f"{path}: is not the file that was expected from the hub; {WHERE}")
     return path
+
+
+def _check_connection() -> None:
+    """Fail at once without a network, which the hub's client tries for half a minute.
+
+    A file that is in the hub's cache needs none.
+
+    Raises:
+        InputError: the hub cannot be reached.
+    """
+    from huggingface_hub import hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    cached = try_to_load_from_cache(REPOSITORY, FILE, repo_type="dataset", revision=REVISION)
+    if isinstance(cached, str) or HF_HUB_OFFLINE:
+        return
+    url = hf_hub_url(REPOSITORY, FILE, repo_type="dataset", revision=REVISION)
+    ask = urllib.request.Request(url, method="HEAD")
+    try:
+        with urllib.request.urlopen(ask, timeout=CONNECT_SECONDS):
+            pass
+    except urllib.error.HTTPError:
+        pass  # it can be reached; what it answers is for its client to judge
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "reason", failure)
+        if isinstance(reason, ssl.SSLError):
+            return  # the client may know other certificates
+        reason = getattr(reason, "strerror", None) or reason
+        raise InputError(f"data={HUB!r}: the hub cannot be reached ({reason}); {WHERE}") from None
 
 
 def file_sha256(path: Path) -> str:

@@ -8,9 +8,10 @@ as another.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from types import UnionType
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from rich.markup import escape
@@ -139,8 +140,15 @@ class Result:
         missing = sorted(known - data.keys())
         if missing:
             raise InputError(f"{path}: missing fields {missing}; evaluate again")
-        result = cls(**{name: data[name] for name in known})
-        unknown = sorted(data.keys() - known - {"schema", "schema_version", *result.derived()})
+        for name, annotation in get_type_hints(cls).items():
+            if name in known and not _is_of(data[name], annotation):
+                raise InputError(f"{path}: {name}={data[name]!r} is damaged; evaluate again")
+        try:
+            result = cls(**{name: data[name] for name in known})
+            derived = result.derived()
+        except (ArithmeticError, LookupError, AttributeError, TypeError, ValueError) as failure:
+            raise InputError(f"{path}: its rows are damaged ({failure}); evaluate again") from None
+        unknown = sorted(data.keys() - known - {"schema", "schema_version", *derived})
         if unknown:
             raise InputError(f"{path}: unknown fields {unknown}; another version wrote it")
         result._check_derived(data, path)
@@ -148,14 +156,7 @@ class Result:
 
     def _check_derived(self, data: dict[str, Any], path: str | Path) -> None:
         """Refuse figures that do not follow from the fields."""
-        try:
-            derived = _finite(self.derived())
-        except (ArithmeticError, TypeError, ValueError, AttributeError, KeyError) as failure:
-            raise InputError(
-                f"{path}: its figures cannot be computed from its fields ({failure}); "
-                "evaluate again"
-            ) from None
-        for name, value in derived.items():
+        for name, value in _finite(self.derived()).items():
             if name in data and not _agree(data[name], value):
                 raise InputError(
                     f"{path}: {name}={data[name]!r} contradicts the other fields, which give "
@@ -217,6 +218,20 @@ def _agree(written: Any, computed: Any) -> bool:
     if isinstance(computed, float) and isinstance(written, int | float):
         return math.isclose(written, computed, rel_tol=1e-9, abs_tol=1e-12)
     return bool(written == computed)
+
+
+def _is_of(value: Any, annotation: Any) -> bool:
+    """Whether a value read from JSON may stand in a field; only its outer type is looked at."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    for kind in kinds:
+        origin = get_origin(kind) or kind
+        if is_dataclass(origin):
+            origin = dict
+        if origin is float and isinstance(value, int) and not isinstance(value, bool):
+            return True
+        if isinstance(origin, type) and isinstance(value, list if origin is tuple else origin):
+            return origin is bool or not isinstance(value, bool)
+    return False
 
 
 def _finite(value: Any) -> Any:

@@ -239,6 +239,16 @@ class Tokenizer(ABC):
                 f"format={data.get('format')!r} version={data.get('version')!r}",
                 f"expected {SAVED_FORMAT!r} version {SAVED_VERSION}, as Tokenizer.save writes it",
             )
+        for key, type_ in (
+            ("kind", str),
+            ("name", str),
+            ("definition", dict),
+            ("fingerprint", str),
+        ):
+            if not isinstance(data.get(key), type_):
+                raise TokenizerError(
+                    where, f"{key!r} is missing or damaged", "save the tokenizer again"
+                )
         from palimpsest.text.subword import HFTokenizer, SentencePieceTokenizer
 
         kinds: dict[str, type[Tokenizer]] = {

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from palimpsest.errors import InputError
-from palimpsest.files import read_json
+from palimpsest.errors import CheckpointError, InputError
 from palimpsest.picture import COLOURS, MARKERS, new_figure, save_figure
 from palimpsest.training.log import read_metrics
+from palimpsest.training.run_folder import read_meta
 
 __all__ = ["plot_runs"]
 
@@ -134,10 +134,10 @@ def _running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64
 
 
 def _meta(run: Path) -> dict[str, Any]:
-    meta = read_json(run / "run.json", InputError)
-    if not isinstance(meta, dict) or not {"data", "model", "seed"} <= meta.keys():
-        raise InputError(f"{run / 'run.json'}: was not written by palimpsest train")
-    return meta
+    try:
+        return read_meta(run)
+    except CheckpointError as failure:
+        raise InputError(str(failure)) from failure
 
 
 def _common_quantity(metas: list[dict[str, Any]]) -> str:

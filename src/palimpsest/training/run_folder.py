@@ -56,6 +56,11 @@ META = "run.json"
 RECIPE = "recipe.toml"
 TOKENIZER = "tokenizer"
 LOCK = "run.lock"
+# what a reader of run.json relies on
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "model": str, "preset": (str, type(None)), "parameters": int, "data": dict, "data_label": str,
+    "seed": int, "precision": str, "recipe": dict, "sessions": list,
+}  # fmt: skip
 PLOT = "loss.png"
 FORMAT = "palimpsest-run"
 FORMAT_VERSION = 1
@@ -129,7 +134,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """``run.json`` of a run.
 
     Raises:
-        CheckpointError: no run there.
+        CheckpointError: no run there, another version, or values of other types.
     """
     if not (folder / META).is_file():
         raise CheckpointError(f"{folder}: is not a run's folder (no {META}); name one of train's")
@@ -141,6 +146,31 @@ def read_meta(folder: Path) -> dict[str, Any]:
             f"{folder / META}: version {meta.get('version')!r}, this palimpsest reads version "
             f"{FORMAT_VERSION}"
         )
+    for name, kind in _KINDS.items():
+        value = meta.get(name)
+        if (
+            name not in meta
+            or not isinstance(value, kind)
+            or (kind is int and isinstance(value, bool))
+        ):
+            raise CheckpointError(f"{folder / META}: {name!r} is missing or damaged")
+    for name in ("train", "validation"):
+        part = meta["data"].get(name, {})
+        if not isinstance(part, dict) or not (
+            isinstance(part.get("paths", []), list)
+            and all(isinstance(path, str) for path in part.get("paths", []))
+            and isinstance(part.get("bytes", 0), int)
+        ):
+            raise CheckpointError(f"{folder / META}: 'data.{name}' is damaged")
+    tokenizer = meta["data"].get("tokenizer", {})
+    if not isinstance(tokenizer, dict) or not all(isinstance(v, str) for v in tokenizer.values()):
+        raise CheckpointError(f"{folder / META}: 'data.tokenizer' is damaged")
+    recipe, sessions = meta["recipe"], meta["sessions"]
+    parts = [recipe.get("data"), recipe.get("train"), *recipe.values()]
+    if not all(isinstance(part, dict) for part in parts):
+        raise CheckpointError(f"{folder / META}: 'recipe' is damaged")
+    if not sessions or not all(isinstance(session, dict) for session in sessions):
+        raise CheckpointError(f"{folder / META}: 'sessions' is damaged")
     return meta
 
 
@@ -223,11 +253,17 @@ def add_session(
     write_text(folder / RECIPE, text)
 
 
+<<<<<<< HEAD
 def record_backends(
     folder: Path, before: Counter[tuple[str, str]], metrics: dict[str, Any]
 ) -> None:
     """Add to the session's record which implementation of each op ran, and its metrics' digest."""
     meta = read_json(folder / META, CheckpointError)
+=======
+def record_backends(folder: Path, before: Counter[tuple[str, str]]) -> None:
+    """Add which implementation of each op ran to the session's record."""
+    meta = read_meta(folder)
+>>>>>>> 2cd4b86 (Messages name options as typed; damaged JSON is refused; no wait for the hub without a network)
     ran: dict[str, list[str]] = {}
     for op, backend in sorted(backend_calls() - before):
         ran.setdefault(op, []).append(backend)
