@@ -132,8 +132,18 @@ def run(args: GenerateArgs) -> int:
         _write(session.feed(prompt))
         if args.echo:
             _write(prompt)
-    if args.num_samples == 1:
-        return _one(args, session, sampling)
+    code = (
+        _one(args, session, sampling)
+        if args.num_samples == 1
+        else _samples(args, session, sampling)
+    )
+    note = readability_note(source.run or {}, source.step)
+    if note is not None:
+        print(note, file=sys.stderr)
+    return code
+
+
+def _samples(args: GenerateArgs, session: Session, sampling: SamplingConfig) -> int:
     for i in range(args.num_samples):
         seed = (args.seed or 0) + i
         print(f"--- sample {i + 1} of {args.num_samples}, seed {seed}")

@@ -253,17 +253,11 @@ def add_session(
     write_text(folder / RECIPE, text)
 
 
-<<<<<<< HEAD
 def record_backends(
     folder: Path, before: Counter[tuple[str, str]], metrics: dict[str, Any]
 ) -> None:
     """Add to the session's record which implementation of each op ran, and its metrics' digest."""
-    meta = read_json(folder / META, CheckpointError)
-=======
-def record_backends(folder: Path, before: Counter[tuple[str, str]]) -> None:
-    """Add which implementation of each op ran to the session's record."""
     meta = read_meta(folder)
->>>>>>> 2cd4b86 (Messages name options as typed; damaged JSON is refused; no wait for the hub without a network)
     ran: dict[str, list[str]] = {}
     for op, backend in sorted(backend_calls() - before):
         ran.setdefault(op, []).append(backend)
