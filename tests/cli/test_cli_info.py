@@ -99,3 +99,22 @@ def test_bench_mistakes(cli: Callable, tmp_path: Path) -> None:
     ):
         code, out, err = cli("bench", *words)
         assert (code, out) == (2, "") and message in err, err
+
+
+def test_presets_have_the_state_of_one_text_as_the_readme_and_fit_a_narrow_terminal(
+    cli: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    presets = json.loads(cli("info", "--json").out)["presets"]
+    assert presets["gpnm-tiny"]["state_bytes"] == 4608
+    assert presets["gpnm-tiny"]["state_tokens"] is None
+    grown = presets["transformerpp-1m"]
+    assert (grown["state_bytes"], grown["state_tokens"]) == (5_243_921, 1024)
+    assert presets["transformer-175k"]["state_tokens"] == 128  # its longest text
+    for columns in ("60", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = cli("info").out.partition("presets (")[2].splitlines()
+        assert max(map(len, lines)) <= int(columns)
+        assert "  gpnm-tiny" in [line.rstrip() for line in lines]
+        joined = " ".join(" ".join(lines).split())
+        assert "gpnm, 70,916 parameters, state 4,608 B bytes in seconds" in joined
+        assert "state 5,243,921 B after 1,024 tokens" in joined

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import platform
@@ -14,6 +15,7 @@ import torch
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from palimpsest._version import __version__
@@ -30,6 +32,7 @@ __all__ = ["InfoArgs", "missing_backends", "run"]
 
 # extra: the package that it brings
 EXTRAS = {"numba": "numba", "plot": "matplotlib", "sentencepiece": "sentencepiece"}
+STATE_AFTER = 1024  # tokens after which a growing state is given, as in the README's table
 STATE_LENGTHS = (1, 1024, 131072)  # tokens after which a state is weighed
 
 
@@ -123,9 +126,17 @@ def _size(name: str) -> dict[str, Any]:
     return {
         "model": chosen.model,
         "parameters": model.num_parameters(),
-        "state_bytes": model.state_bytes(1, STATE_LENGTHS[0]),
+        **_state_of_one_text(model),
         "note": chosen.note,
     }
+
+
+def _state_of_one_text(model: LanguageModel) -> dict[str, Any]:
+    """Bytes of the state of one text, and for one that grows, after how many tokens."""
+    length = min(STATE_AFTER, model.max_length or STATE_AFTER)
+    size = model.state_bytes(1, length)
+    grows = size > model.state_bytes(1, 1)
+    return {"state_bytes": size, "state_tokens": length if grows else None}
 
 
 def _model_facts(model: LanguageModel) -> dict[str, Any]:
@@ -211,12 +222,22 @@ def _show_everything(facts: dict[str, Any], console: Console) -> None:
         for name, reason in backends["missing"].items():
             _row(table, op, name, f"no: {reason}")
     console.print(table)
-    table = _table("presets", "preset", "model", "parameters", "state bytes", "note")
-    for name, p in facts["presets"].items():
-        _row(table, name, p["model"], f"{p['parameters']:,}", f"{p['state_bytes']:,}", p["note"])
-    console.print(table)
+    _show_presets(facts["presets"], console)
     console.print(f"models: {', '.join(facts['models'])}", highlight=False)
     console.print("palimpsest info NAME shows one of them in full", highlight=False)
+
+
+def _show_presets(presets: dict[str, dict[str, Any]], console: Console) -> None:
+    """One preset on one or two lines: its note is too long for a column of a narrow terminal."""
+    say = functools.partial(console.print, markup=False, highlight=False)
+    say("presets (state: bytes of one text)")
+    for name, p in presets.items():
+        state = f"state {p['state_bytes']:,} B"
+        if p["state_tokens"] is not None:
+            state += f" after {p['state_tokens']:,} tokens"
+        say(f"  {name}", style="bold")
+        say(Padding(f"{p['model']}, {p['parameters']:,} parameters, {state}", (0, 0, 0, 4)))
+        say(Padding(p["note"], (0, 0, 0, 4)))
 
 
 def _show_model(facts: dict[str, Any], console: Console) -> None:
