@@ -35,7 +35,7 @@ def test_flags_become_the_recipe():
 def test_a_task_brings_its_recipe_and_takes_any_model():
     recipe = recipe_of(parse("--task", "recall", "--model", "gpn-1m"))
     assert (recipe.data.task, recipe.model.name) == ("recall", "gpn-1m")
-    assert recipe.data.task_fields == {"pairs": [2, 4]}
+    assert recipe.data.task_fields == {"pairs": [1, 2, 4]}
     assert recipe_of(parse()).model.name == "gpnm-1m"
 
 
