@@ -361,7 +361,8 @@ def generate(
         seen=seen,
         precision=precision,
     )
-    tokens_BN = torch.full((input_ids.shape[0], max_new_tokens), STOPPED, dtype=torch.long)
+    shape = input_ids.shape[0], max_new_tokens
+    tokens_BN = torch.full(shape, STOPPED, dtype=torch.long, device="cpu")
     count = 0
     for ids_B in steps:
         tokens_BN[:, count] = ids_B.cpu()

@@ -116,10 +116,10 @@ def draw_uniforms(
         generators: one per row.
         running_B: rows that have stopped draw nothing (and get 0).
     """
-    uniforms_B = torch.zeros(len(generators), dtype=torch.float64)
+    uniforms_B = torch.zeros(len(generators), dtype=torch.float64, device="cpu")
     for i, generator in enumerate(generators):
         if running_B is None or running_B[i]:
-            uniforms_B[i] = torch.rand((), dtype=torch.float64, generator=generator)
+            uniforms_B[i] = torch.rand((), dtype=torch.float64, generator=generator, device="cpu")
     return uniforms_B
 
 

@@ -179,7 +179,7 @@ class Session:
             )
         tokens = stream(
             self.model,
-            torch.tensor([[self._pending]], dtype=torch.long),
+            torch.tensor([[self._pending]], dtype=torch.long, device="cpu"),
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             stop_ids=() if self.tokenizer.eos_id is None else (self.tokenizer.eos_id,),

@@ -30,7 +30,8 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     if x.device.type != "cpu":
         return F.dropout(x, p)
     dropped = min(round(LEVELS * p), LEVELS - 1)
-    words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    words = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device="cpu")
+    words.random_(-(2**63), None)
     bits = words.view(torch.int16)[: x.numel()]
     wide = x.dtype if x.dtype == torch.float64 else torch.float32  # holds 16 bits exactly
     kept = bits.to(wide).ge_(dropped - LEVELS // 2).mul_(LEVELS / (LEVELS - dropped))

@@ -175,6 +175,12 @@ def _import_every_op() -> None:
             importlib.import_module(f"palimpsest.ops.{found.name}")
 
 
+def elsewhere(op: str) -> str:
+    """The backend of an op that runs on any device: a fast one, or the reference."""
+    rest = [n for n in _dispatchers[op].names() if n not in ("reference", "numba", "fla")]
+    return rest[0] if rest else "reference"
+
+
 def dispatchers() -> dict[str, Dispatcher]:
     """All ops by name (for ``palimpsest info`` and the tests)."""
     _import_every_op()

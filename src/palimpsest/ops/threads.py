@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palimpsest.ops.dispatch import BackendUnavailableError
+from palimpsest.ops.dispatch import BackendUnavailableError, elsewhere
 
 __all__ = ["as_array", "compiled", "numba_missing", "require_cpu", "run_rows"]
 
@@ -57,7 +57,7 @@ def require_cpu(op: str, tensor: Tensor) -> None:
     if tensor.device.type != "cpu":
         raise BackendUnavailableError(
             f"backend='numba' of op {op!r} runs on the CPU, the tensors are on {tensor.device}; "
-            "use backend='chunked' there"
+            f"use backend={elsewhere(op)!r} there"
         )
 
 

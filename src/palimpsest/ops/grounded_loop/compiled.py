@@ -18,7 +18,7 @@ from palimpsest.ops.grounded_loop.params import GroundedParams
 from palimpsest.ops.grounded_loop.reference import L2_EPS, RMS_EPS
 from palimpsest.ops.grounded_loop.window import run_window
 from palimpsest.ops.grounded_loop.workspace import BackwardBuffers, Step, Window
-from palimpsest.ops.threads import run_rows
+from palimpsest.ops.threads import require_cpu, run_rows
 
 __all__ = ["NumbaEngine", "grounded_loop_numba"]
 
@@ -219,6 +219,7 @@ def grounded_loop_numba(
     observe: Observe | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """See :func:`palimpsest.ops.grounded_loop.grounded_loop`."""
+    require_cpu("grounded_loop", drive_BTD)
     return run_window(
         NumbaEngine, drive_BTD, params, predicted_BD, grounded_BD, memory_BHKU, hold_BT, reset_BT,
         observe,

@@ -73,6 +73,8 @@ def run_window(
     cd = params.ground.gate_DD.dtype
     if torch.is_autocast_enabled(device):
         cd = torch.get_autocast_dtype(device)
+    if cd == torch.float16 and device == "cpu":
+        cd = torch.float32  # which float16 is slower than there, and the kernels do not read
     key_input_BP = initial_key_input(grounded_BD, params.write)
     with torch.autocast(device, enabled=False):
         folded, layout = fold(params)

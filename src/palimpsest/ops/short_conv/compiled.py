@@ -77,7 +77,8 @@ def short_conv_numba(
     require_cpu("short_conv", x_BTC)
     last_BW = None
     if hold_BT is None and reset_BT is None:
-        sources_BTW = torch.empty(0, 0, 0, dtype=torch.long)  # each tap meets its own neighbour
+        # each tap meets its own neighbour
+        sources_BTW = torch.empty(0, 0, 0, dtype=torch.long, device="cpu")
     else:
         sources_BTW, last_BW = tap_sources(hold_BT, reset_BT, weight_CW.shape[1])
     y_BTC = _ShortConv.apply(x_BTC, weight_CW, bias_C, window_BWC, sources_BTW)  # type: ignore[no-untyped-call]

@@ -52,10 +52,10 @@ def _search(
     if log_strength_BN is None:
         log_strength_BN = cosine_BTU.new_empty(0, 0)
     if usable_BN is None:
-        usable_BN = torch.empty(0, 0, dtype=torch.bool)
+        usable_BN = torch.empty(0, 0, dtype=torch.bool, device="cpu")
     if first_BT is None:
-        first_BT = torch.empty(0, 0, dtype=torch.int64)
-    pairs_BTK = torch.full((batch, length, top_k), -1)
+        first_BT = torch.empty(0, 0, dtype=torch.int64, device="cpu")
+    pairs_BTK = torch.full((batch, length, top_k), -1, device="cpu")
     arrays = map(as_array, (cosine_BTU, ids_BN, log_strength_BN, usable_BN, first_BT))
     run_rows(
         choose_loop(),

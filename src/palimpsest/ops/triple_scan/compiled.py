@@ -25,7 +25,9 @@ STRETCH = 32
 
 def mask(mask_BT: Tensor | None) -> Tensor:
     """The mask, or an empty one for None: a compiled loop wants one type."""
-    return torch.empty(0, 0, dtype=torch.bool) if mask_BT is None else mask_BT
+    if mask_BT is None:
+        return torch.empty(0, 0, dtype=torch.bool, device="cpu")
+    return mask_BT
 
 
 def _forward(
