@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpn, 2 layers": ("gpn", {**GPN, "n_layers": 2}),
     "gpnm": ("gpnm", GPNM),
     "gpnm, 2 layers": ("gpnm", {**GPNM, "n_layers": 2}),
+    "gpnm, 3 layers": ("gpnm", {**GPNM, "n_layers": 3}),
 }
 # the shapes of spec "Grounded Prediction Networks", "Parameters"
 SHAPES = {
@@ -73,7 +74,7 @@ def test_names_and_shapes(bias: bool) -> None:
 def test_round_trip(case: str, bias: bool) -> None:
     name, config = CASES[case]
     model = palimpsest.build(name, **config, decoder_bias=bias)
-    loaded = load_published(export_published(model), config)
+    loaded = load_published(export_published(model), {**config, "use_decoder_bias": bias})
     assert loaded.registry_name == name
     assert loaded.config == model.config
     for (name_, one), (_, two) in zip(
@@ -165,7 +166,11 @@ def test_another_family_gives_one_short_message() -> None:
         ({**GPN, "depth": 2}, "depth=2"),
         ({**GPN, "n_heads": 3}, "needs d_key, d_val"),
         ({**GPN, "d_state": -1}, "d_state=-1"),
-        ({**GPN, "decoder_bias": True}, "decoder_bias=True: contradicts params, which lack"),
+        (
+            {**GPN, "use_decoder_bias": True},
+            "use_decoder_bias=True: contradicts params, which lack",
+        ),
+        ({**GPN, "use_decoder_bias": "no"}, "use_decoder_bias='no': must be true or false"),
     ],
     ids=lambda v: "" if isinstance(v, dict) else v,
 )
@@ -175,7 +180,8 @@ def test_bad_config(config: dict[str, Any], message: str) -> None:
 
 
 def test_config_that_says_no_memory() -> None:
-    config = {**GPN, "n_heads": 0, "d_key": None, "n_layers": np.int64(1), "decode_bias": False}
+    config = {**GPN, "n_heads": 0, "d_key": None, "n_layers": np.int64(1), "d_ffn": 17.0}
+    config |= {"use_decoder_bias": None}
     assert load_published(arrays("gpn", **GPN), config).registry_name == "gpn"
 
 

@@ -30,23 +30,39 @@ PUBLISHED: dict[str, Any] = {
     "assoc_dim": 6,
     **TRIPLE,
 }
-UNGATED = {**PUBLISHED, "top_k": 4, "read_gate": False}
+UNGATED = {**PUBLISHED, "top_k": 4, "read_gate": False, "query": "parallel", "layers": "all"}
+SUM = {**UNGATED, "fusion": "sum"}
+WRITEGATED = {**PUBLISHED, "write_gate": True}
+# the table of the twelve published retrieval variants: what follows "triple-hybrid-assoc-"
+RETRIEVAL: dict[str, dict[str, Any]] = {
+    "sum": SUM,
+    "concat": {**UNGATED, "fusion": "concat"},
+    "logits": UNGATED,
+    "serial-sum": {**SUM, "query": "serial"},
+    "last-sum": {**SUM, "layers": "last"},
+    "last-logits": {**UNGATED, "layers": "last"},
+    "prev-sum": {**SUM, "query": "previous"},
+    "prev-logits": {**UNGATED, "query": "previous"},
+    "gated-last-logits": PUBLISHED,
+    "writegated-last-logits": WRITEGATED,
+    "writegated-last-sum": {**WRITEGATED, "fusion": "sum"},
+    "writegated-all-logits": {**WRITEGATED, "layers": "all"},
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "transformer_gelu": ("transformer", TINY),
     "triple-latent": ("triple-latent", TRIPLE),
     "triple-slot": ("triple-slot", {**TRIPLE, "n_slots": 3}),
     "triple-hybrid": ("triple-hybrid", {**TRIPLE, "conv_padding": "same"}),
     "triple-slot-hybrid": ("triple-slot-hybrid", {**TRIPLE, "n_slots": 3, "conv_padding": "same"}),
-    "triple-hybrid-assoc-gated-last-logits": ("gated-hybrid", PUBLISHED),
-    "triple-hybrid-assoc-last-logits": ("gated-hybrid", UNGATED),
-    "triple-hybrid-assoc-all-sum": ("gated-hybrid", {**UNGATED, "layers": "all", "fusion": "sum"}),
+    **{f"triple-hybrid-assoc-{name}": ("gated-hybrid", f) for name, f in RETRIEVAL.items()},
+    # not published, of the same words
     "triple-hybrid-assoc-serial-last-concat": (
         "gated-hybrid",
-        {**UNGATED, "query": "serial", "fusion": "concat"},
+        {**UNGATED, "query": "serial", "layers": "last", "fusion": "concat"},
     ),
-    "triple-slot-hybrid-assoc-gated-all-logits": (
+    "triple-slot-hybrid-assoc-writegated-all-logits": (
         "gated-hybrid",
-        {**PUBLISHED, "n_slots": 3, "layers": "all", "write_gate": True},
+        {**WRITEGATED, "n_slots": 3, "layers": "all"},
     ),
 }
 
@@ -114,16 +130,61 @@ def test_learned_temperature_has_no_published_form() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"variant": "triple"}, "variant='triple': is none of transformer"),
+        ({"variant": "triple"}, "variant='triple': is not one of transformer"),
         ({"variant": "triple-latent-assoc-last-logits"}, "variant='triple-latent-assoc"),
-        ({"variant": "triple-hybrid-assoc-first-logits"}, "'first' is no option"),
-        ({"variant": "triple-hybrid", "kernel": 7}, "kernel=7: no key of the published"),
+        ({"variant": "triple-hybrid-assoc-first-logits"}, "'first' is not an option"),
+        ({"variant": "triple-hybrid-assoc-last-all-sum"}, "'last' contradicts 'all'"),
+        ({"variant": "triple-hybrid-assoc-gated-last"}, "lacks sum, concat or logits"),
+        ({"variant": "triple-hybrid-assoc"}, "variant='triple-hybrid-assoc': is not one of"),
+        ({"variant": "triple-hybrid", "kernel": 7}, "kernel=7: is not a key of the published"),
+        ({"variant": "triple-latent", "num_slots": -1}, "num_slots=-1: must be a whole number"),
+        ({"variant": "triple-latent", "assoc_dim": "six"}, "assoc_dim='six': must be a whole"),
+        ({"variant": "transformer_gelu", "state_dim": 2.5}, "state_dim=2.5: must be a whole"),
+        ({"variant": "triple-slot", "use_slots": False}, "use_slots=False: contradicts variant"),
+        ({"variant": "triple-latent", "tie_embeddings": False}, "tie_embeddings=False: must be"),
+        ({"variant": "triple-latent", "mlp_ratio": 2.0}, "mlp_ratio=2.0: must be 4.0"),
+        ({"variant": "triple-hybrid", "assoc_query_mode": "prev"}, "assoc_query_mode='prev': must"),
+        ({"variant": "triple-hybrid", "assoc_topk": 4, "top_k": 8}, "assoc_topk=4: contradicts"),
+        ({"variant": "triple-latent", "variant_name": "triple-slot"}, "variant_name='triple-slot'"),
+        ({"variant": "triple-hybrid", "zeroed_future_taps": "yes"}, "zeroed_future_taps='yes'"),
         ({"variant": "triple-latent", "n_heads": 0}, "n_heads=0"),
     ],
 )
 def test_configurations_of_no_published_model(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_published({}, {**CONFIG, **changes})
+
+
+def test_every_key_that_the_published_program_writes() -> None:
+    """Its whole configuration, values null or as numpy and JSON have them; keys replace words."""
+    written = {
+        **CONFIG,
+        "d_model": 14.0,
+        "n_layers": np.int64(2),
+        "dropout": 0,
+        "mlp_ratio": 4.0,
+        "tie_embeddings": True,
+        "use_slots": False,
+        "use_local_conv": True,
+        "use_assoc_memory": True,
+        "assoc_topk": 3,
+        "assoc_fusion": "logits",
+        "assoc_query_mode": "serial",
+        "assoc_layer_mode": "last",
+        "use_assoc_read_gate": True,
+        "use_assoc_write_gate": False,
+        "variant_name": "triple-hybrid-assoc-writegated-all-logits",
+        "conv_padding": None,
+    }
+    fields = {**PUBLISHED, "top_k": 3, "query": "serial"}
+    model = palimpsest.build("gated-hybrid", **fields)
+    exported = export_published(model)
+    exported["lm_head.weight"] = exported["token_embed.weight"].copy()  # of a state_dict
+    loaded = load_published(exported, written)
+    assert loaded.config == model.config
+    exported["lm_head.weight"][0, 0] += 1
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from token_embed\.weight"):
+        load_published(exported, written)
 
 
 def test_arrays_that_do_not_fit() -> None:

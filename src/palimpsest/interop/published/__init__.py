@@ -25,6 +25,7 @@ from palimpsest.models import LanguageModel
 
 __all__ = ["export_published", "load_published", "read_published_pickle"]
 
+FRACTIONS = ("dropout", "mlp_ratio")  # keys whose values need not be whole
 FAMILIES: tuple[Family, ...] = (GROUNDED, TRIPLE)
 
 
@@ -36,10 +37,15 @@ def load_published(params: Mapping[str, np.ndarray], config: Mapping[str, Any]) 
             ``embedding`` (V,e) or ``L0_ffn_w1_k`` (d,2f) of a Grounded Prediction Network.
         config: the published configuration. Grounded Prediction Networks: ``vocab_size``,
             ``d_state``, ``d_emb``, ``d_ffn``, and with a memory ``n_heads``, ``d_key``, ``d_val``;
-            ``n_layers`` defaults to 1. Triple-Latent models: ``variant`` (such as
+            ``n_layers`` defaults to 1, ``use_decoder_bias`` to what the arrays say. Triple-Latent
+            models: ``variant`` or ``variant_name`` (such as
             "triple-hybrid-assoc-gated-last-logits"), ``vocab_size``, ``d_model``, ``n_layers``,
-            ``n_heads``, ``max_seq_len``, ``state_dim``, ``num_slots``, ``assoc_dim``, and
-            ``zeroed_future_taps`` where the two-sided convolution looks back only.
+            ``n_heads``, ``max_seq_len``, ``state_dim``, ``num_slots``, ``assoc_dim``,
+            ``dropout`` (0 if absent), the options that replace what the name says
+            (``assoc_topk``, ``assoc_fusion``, …), and ``zeroed_future_taps`` if the two-sided
+            convolution looks back only. A key whose value is None counts as absent, and 3.0 as 3;
+            every key is checked, also those that the variant does not use, and unknown keys are
+            refused.
 
     Returns:
         The model, in the dtype of the arrays (the widest of them where they differ).
@@ -49,7 +55,7 @@ def load_published(params: Mapping[str, np.ndarray], config: Mapping[str, Any]) 
             type, all in one message.
         ConfigError: a configuration of no known family, or with unknown or contradictory keys.
     """
-    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in config.items()}
+    plain = {key: _plain(key, value) for key, value in config.items() if value is not None}
     for family in FAMILIES:
         if family.reads(plain):
             with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten at once
@@ -60,6 +66,15 @@ def load_published(params: Mapping[str, np.ndarray], config: Mapping[str, Any]) 
         f"config with the keys {', '.join(sorted(map(str, plain))) or '(none)'}: belongs to no "
         f"published family ({known})"
     )
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A configuration's value as JSON has it, and a whole number as an int."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        value = value.item()
+    if isinstance(value, float) and value.is_integer() and key not in FRACTIONS:
+        return int(value)
+    return value
 
 
 def export_published(model: LanguageModel, gradients: bool = False) -> dict[str, np.ndarray]:

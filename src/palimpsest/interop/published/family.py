@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ class Family:
             fresh parameters.
         owns: whether a model belongs to the family.
         rows: the table of all of a model's parameters.
+        tied: arrays that a checkpoint may hold although they are another one: name, that other.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Family:
     build: Callable[[Mapping[str, Any], frozenset[str]], LanguageModel]
     owns: Callable[[LanguageModel], bool]
     rows: Callable[[LanguageModel], list[Row]]
+    tied: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_arrays(
@@ -84,6 +86,7 @@ def load_arrays(
     Raises:
         CheckpointError: names every array that is missing, unknown, mis-shaped or mistyped.
     """
+    params = _without_tied(params, family)
     parameters = dict(model.named_parameters())
     rows = {row.published: row for row in family.rows(model)}
     mistakes = {
@@ -130,6 +133,21 @@ def export_arrays(model: LanguageModel, family: Family, gradients: bool) -> dict
             tensor = tensor.float()
         arrays[row.published] = np.array(row.layout.to_published(tensor.cpu().numpy()), order="C")
     return arrays
+
+
+def _without_tied(params: Mapping[str, np.ndarray], family: Family) -> Mapping[str, np.ndarray]:
+    """The arrays without those that repeat another one.
+
+    Raises:
+        CheckpointError: one differs from the array that it must equal.
+    """
+    for name, other in family.tied.items():
+        if name in params and other in params and not np.array_equal(params[name], params[other]):
+            raise CheckpointError(
+                f"params: {name} differs from {other}; the head of a published {family.name} model "
+                "is its embedding"
+            )
+    return {name: array for name, array in params.items() if name not in family.tied}
 
 
 def _published_shape(row: Row, parameter: Tensor) -> tuple[int, ...]:

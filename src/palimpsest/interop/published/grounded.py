@@ -57,7 +57,7 @@ READ: tuple[tuple[str, str, Layout], ...] = (
     ("read_W_o_k", "read.out.weight", TRANSPOSED),
 )
 MEMORY_FIELDS = ("n_heads", "d_key", "d_val")
-BIAS_FIELDS = ("decoder_bias", "decode_bias")
+BIAS_FIELDS = ("use_decoder_bias", "decoder_bias", "decode_bias")  # the first is the published
 
 
 def _reads(config: Mapping[str, Any]) -> bool:
@@ -69,6 +69,8 @@ def _build(config: Mapping[str, Any], names: frozenset[str]) -> LanguageModel:
     has_bias = DECODE_BIAS[0] in names
     for key in BIAS_FIELDS:
         wanted = fields.pop(key, has_bias)
+        if wanted not in (True, False):
+            raise ConfigError(f"{key}={wanted!r}: must be true or false")
         if bool(wanted) != has_bias:
             raise ConfigError(
                 f"{key}={wanted!r}: contradicts params, which "

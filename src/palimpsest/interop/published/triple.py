@@ -6,7 +6,7 @@ t+2. A file whose two future taps are zero (``zeroed_future_taps``) is a causal 
 has the taps c[0..4] over t-4 … t, c[2..4] = p[0..2]; on export the published future taps are zero,
 in gradients too (the causal model has none for them).
 
-No file with the options ``write gate`` and ``concat`` was at hand; their names follow the others.
+The embedding is the head: a checkpoint that also has ``lm_head.weight`` must have it equal.
 
 Source: the published code of arXiv 2606.05175.
 """
@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from palimpsest.errors import CheckpointError, ConfigError, InputError
+from palimpsest.errors import CheckpointError, InputError
 from palimpsest.interop.published.family import AS_IS, Family, Layout, Row
+from palimpsest.interop.published.variants import check_keys, read_variant
 from palimpsest.layers.pair_memory import PairMemory
 from palimpsest.models import LanguageModel, build
 from palimpsest.models.gated_hybrid import GatedHybrid
@@ -29,77 +30,40 @@ from palimpsest.models.triple_latent import TripleModel
 __all__ = ["TRIPLE"]
 
 FUTURE = 2  # taps of the published convolution that look ahead
-TRANSFORMERS = ("transformer", "transformer_gelu")
 COMMON = ("vocab_size", "d_model", "n_layers", "n_heads", "max_seq_len", "dropout")
-OTHER_KEYS = ("variant", "state_dim", "num_slots", "assoc_dim", "zeroed_future_taps")
-OPTIONS = ("conv_padding", "top_k", "query", "memory_cap")
 GATE_NAMES = {"read_gate": "assoc_read_gate_proj", "write_gate": "assoc_write_gate_proj"}
-TOP_K_GATED, TOP_K = 8, 4
 
 
 def _reads(config: Mapping[str, Any]) -> bool:
-    return "variant" in config
+    return "variant" in config or "variant_name" in config
 
 
 def _build(config: Mapping[str, Any], names: frozenset[str]) -> LanguageModel:
-    unknown = sorted(config.keys() - {*COMMON, *OTHER_KEYS, *OPTIONS})
-    if unknown:
-        raise ConfigError(
-            f"{unknown[0]}={config[unknown[0]]!r}: no key of the published Triple-Latent family "
-            f"(keys: {', '.join((*OTHER_KEYS, *COMMON, *OPTIONS))})"
-        )
-    variant = str(config["variant"])
+    check_keys(config)
+    variant = read_variant(str(config.get("variant", config.get("variant_name"))), config)
     fields = {key: config[key] for key in COMMON if key in config}
     fields.setdefault("dropout", 0.0)
-    if variant in TRANSFORMERS:
+    if variant.trunk == "transformer":
         return build("transformer", **fields)
-    trunk, _, retrieval = variant.partition("-assoc")
-    slots, hybrid = "slot" in trunk, "hybrid" in trunk
-    if trunk not in ("triple-latent", "triple-slot", "triple-hybrid", "triple-slot-hybrid") or (
-        "-assoc" in variant and not hybrid
-    ):
-        raise ConfigError(
-            f"variant={variant!r}: is none of {', '.join(TRANSFORMERS)}, triple-latent, "
-            "triple-slot, triple-[slot-]hybrid[-assoc[-gated]-{last|all}-{logits|sum|concat}]"
-        )
     if "state_dim" in config:
         fields["state_dim"] = config["state_dim"]
-    if slots:
+    if variant.slots:
         fields["n_slots"] = config.get("num_slots", 8)
-    if hybrid:
+    if variant.hybrid:
         padding = "causal" if config.get("zeroed_future_taps") else "same"
         fields["conv_padding"] = config.get("conv_padding", padding)
-    if "-assoc" in variant:
-        fields |= _retrieval(variant, retrieval, config, names)
+    trunk = variant.trunk
+    if variant.retrieval is not None:
         trunk = "gated-hybrid"
+        fields |= {"init": "published", "assoc_dim": config.get("assoc_dim", 64)}
+        fields |= variant.retrieval
+        if "memory_cap" in config:
+            fields["memory_cap"] = config["memory_cap"]
     model = build(trunk, **fields)
     assert isinstance(model, TripleModel)
     if model.local_conv is not None and model.causal:
-        model.local_conv.weight.data[..., :FUTURE] = 0.0  # where the published window ends
+        model.local_conv.weight.data[..., :FUTURE] = 0.0  # the published window ends here
     return model
-
-
-def _retrieval(
-    variant: str, options: str, config: Mapping[str, Any], names: frozenset[str]
-) -> dict[str, Any]:
-    """The fields of the retrieval: from the variant's name, and the gates from the arrays."""
-    fields: dict[str, Any] = {"init": "published", "assoc_dim": config.get("assoc_dim", 64)}
-    for word in filter(None, options.split("-")):
-        if word in ("last", "all"):
-            fields["layers"] = word
-        elif word in ("logits", "sum", "concat"):
-            fields["fusion"] = word
-        elif word in ("previous", "parallel", "serial"):
-            fields["query"] = word
-        elif word != "gated":
-            raise ConfigError(
-                f"variant={variant!r}: {word!r} is no option of the published retrieval (gated, "
-                "previous, parallel, serial, last, all, logits, sum, concat)"
-            )
-    for field, published in GATE_NAMES.items():
-        fields[field] = any(f".{published}." in name for name in names)
-    fields["top_k"] = TOP_K_GATED if "gated" in options.split("-") else TOP_K
-    return fields | {key: config[key] for key in ("top_k", "query", "memory_cap") if key in config}
 
 
 def _owns(model: LanguageModel) -> bool:
@@ -228,13 +192,14 @@ def _retrieval_rows(layer: str, model: GatedHybrid) -> list[Row]:
         if getattr(model.config, field):
             rows += _same(layer + published, ours + field, "weight", "bias")
     if model.config.fusion == "concat":
-        rows += _same(layer + "assoc_fusion_proj", layer + "fuse", "weight")
+        rows += _same(layer + "concat_output_proj", layer + "fuse", "weight")
     return rows
 
 
 TRIPLE = Family(
     name="Triple-Latent",
     recognised_by="the key variant",
+    tied={"lm_head.weight": "token_embed.weight"},
     reads=_reads,
     build=_build,
     owns=_owns,
