@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import pickle
 import random
+import re
 import struct
 import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -209,20 +212,87 @@ def test_damaged_files(tmp_path: Path, what: str) -> None:
         read_published_pickle(path)
 
 
-def test_bomb_of_shared_lists(tmp_path: Path) -> None:
-    """Each list holds the one before twice: small on disk, 2^60 when walked naively."""
-    bomb: list[Any] = [np.zeros(2)]
-    for _ in range(60):
-        bomb = [bomb, bomb]
-    read = read_published_pickle(write(tmp_path, bomb))
-    assert read[0] is read[1]
-
-
-def test_depth_beyond_reason(tmp_path: Path) -> None:
-    path = tmp_path / "deep.pkl"
-    path.write_bytes(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
-    with pytest.raises(CheckpointError, match="is not a complete pickle"):
+# The unpickler before the limits crashed, ran for ever or filled the memory on each of these.
+TWICE = b"h\x00h\x00\x86q\x00"  # a tuple of the last one twice
+BUFFER = b"x" * 65536
+EXCESSIVE = {
+    "deep tuple as a key": (
+        b"\x80\x02})" + b"\x85" * 1_000_000 + b"K\x01s.",
+        "nested more than 100 deep",
+    ),
+    "deep frozenset": (b"\x80\x04" + b"(" * 1000 + b"\x91" * 1000 + b".", "nested more than 100"),
+    "deep lists": (b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".", "nested more than 100"),
+    "deep dicts": (b"\x80\x02" + b"}K\x01" * 999 + b"}" + b"s" * 999 + b".", "nested more than"),
+    "shared tuples as a key": (
+        b"\x80\x02})q\x00" + TWICE * 40 + b"K\x01s.",
+        "share their parts so often",
+    ),
+    "shared lists": (
+        pickle.dumps(functools.reduce(lambda x, _: [x, x], range(60), [])),
+        "share their parts so often",
+    ),
+    "one buffer, many arrays": (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x00cnumpy\nndarray\nq\x01"
+        b"cnumpy\ndtype\nU\x02u1\x85Rq\x02T" + struct.pack("<I", 65536) + BUFFER + b"q\x03("
+        + b"h\x00h\x01K\x00\x85U\x01b\x87R(K\x01J\x00\x00\x01\x00\x85h\x02\x89h\x03tb" * 200
+        + b"l.",
+        "from the same bytes",
+    ),
+    "one text, many bytes": (
+        b"\x80\x02c_codecs\nencode\nq\x00X" + struct.pack("<I", 65536) + BUFFER + b"q\x01("
+        + b"h\x00h\x01U\x06latin1\x86R" * 200 + b"l.",
+        "from the same bytes",
+    ),
+    "one list, many sets": (
+        b"\x80\x02c__builtin__\nset\nq\x00](" + b"K\x01K\x02" * 5000 + b"eq\x01("
+        + b"h\x00h\x01\x85R" * 400 + b"l.",
+        "from the same bytes|share their parts",
+    ),
+}  # fmt: skip
+READ = """
+import resource, sys
+from palimpsest.interop.published import read_published_pickle
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+for path in sys.argv[1:]:
+    try:
         read_published_pickle(path)
+    except Exception as failure:
+        print(type(failure).__name__, str(failure), flush=True)
+    else:
+        print("read", flush=True)
+"""
+
+
+def test_excessive_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    """In a process of its own: without the limits it crashes or never ends."""
+    for i, (data, _) in enumerate(EXCESSIVE.values()):
+        (tmp_path / f"{i}.pkl").write_bytes(data)
+    paths = [str(tmp_path / f"{i}.pkl") for i in range(len(EXCESSIVE))]
+    done = subprocess.run(
+        [sys.executable, "-c", READ, *paths], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr[-1000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(EXCESSIVE)
+    for (what, (_, message)), line in zip(EXCESSIVE.items(), lines, strict=True):
+        assert line.startswith("CheckpointError"), what
+        assert re.search(message, line), (what, line)
+
+
+def test_large_honest_files_are_within_the_limits(tmp_path: Path) -> None:
+    array = np.zeros(1000)
+    value = {
+        "losses": [0.5 * i for i in range(100_000)],
+        "pairs": [(i, str(i)) for i in range(20_000)],
+        "masks": [np.zeros(1, bool) for _ in range(500)],
+        "shared": [array] * 5000,
+        ("a", ("key", ("of", 3))): {(1, 2): {1, 2, 3}},
+    }
+    for protocol in (0, 2, 4, 5):
+        read = read_published_pickle(write(tmp_path, value, protocol))
+        assert read["losses"] == value["losses"]
+        assert read["shared"][0] is read["shared"][-1]
+        assert read["pairs"] == value["pairs"]
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])

@@ -13,12 +13,14 @@ import math
 import pickle
 import pickletools
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from palimpsest.errors import CheckpointError
+from palimpsest.interop.published.pickle_limits import Budget, LimitError, Outline
 
 __all__ = ["read_published_pickle"]
 
@@ -27,6 +29,7 @@ FORBIDDEN_OPCODES = frozenset(
     ("EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX")
 )
 _OPEN = object()
+_BUDGET: ContextVar[Budget] = ContextVar("budget")  # of the file being read
 MEMO_WRITES = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
 
 
@@ -41,14 +44,15 @@ def read_published_pickle(path: str | Path) -> Any:
         of them (an OrderedDict comes back as a dict, a numpy scalar as a Python number).
 
     Raises:
-        CheckpointError: missing, cut short, or holding anything else, which is named; nothing of
-            such a file is run.
+        CheckpointError: missing, cut short, holding anything else, which is named, or asking for
+            more depth, work or memory than its size allows; nothing of such a file is run.
     """
     path = Path(path)
     try:
         data = path.read_bytes()
     except OSError as failure:
         raise CheckpointError(f"{path}: cannot be read ({failure.strerror})") from None
+    _BUDGET.set(Budget(len(data)))
     try:
         _look_through(data)
         return _plain(_Unpickler(io.BytesIO(data)).load(), {})
@@ -56,6 +60,11 @@ def read_published_pickle(path: str | Path) -> Any:
         raise CheckpointError(
             f"{path}: holds {refusal}, and only numpy arrays and plain containers are read from a "
             "pickle; nothing in it was run. Save the parameters as numpy arrays, or as .npz"
+        ) from None
+    except LimitError as limit:
+        raise CheckpointError(
+            f"{path}: holds {limit}, which a checkpoint of {len(data):,} bytes does not need; it "
+            "is not read. Save the parameters as numpy arrays, or as .npz"
         ) from None
     except Exception as failure:  # whatever a damaged program makes the unpickler stumble over
         raise CheckpointError(
@@ -69,12 +78,14 @@ class _RefusedError(Exception):
 
 
 def _look_through(data: bytes) -> None:
-    """Refuse unwanted instructions, and positions in the memo that would make it huge."""
+    """Refuse unwanted instructions, and what would take too much depth, work or memory."""
+    outline = Outline()
     for count, (opcode, argument, _) in enumerate(pickletools.genops(io.BytesIO(data)), 1):
         if opcode.name in FORBIDDEN_OPCODES:
             raise _RefusedError(f"the pickle instruction {opcode.name} ({argument!r})")
         if opcode.name in MEMO_WRITES and not 0 <= int(argument or 0) <= count:
             raise ValueError(f"memo position {argument} in a pickle of {count} instructions")
+        outline.follow(opcode, argument)
 
 
 class _StandIn:
@@ -121,6 +132,7 @@ class _DType:
             raise ValueError(f"array of shape {shape!r}")
         if math.prod(shape) * dtype.itemsize != len(data):
             raise ValueError(f"array of shape {shape} with {len(data)} bytes")
+        _BUDGET.get().spend(len(data))
         # a copy, so that the array is writable and does not keep the file's bytes alive
         flat: np.ndarray = np.frombuffer(data, dtype) if data else np.empty(0, dtype)
         shaped = flat.reshape(shape, order="F" if order == "F" else "C")
@@ -163,6 +175,7 @@ def _scalar(dtype: Any, data: Any) -> Any:
 def _encode(text: Any, encoding: Any) -> bytes:
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise _RefusedError("a call of _codecs.encode that writes no bytes")
+    _BUDGET.get().spend(len(text))
     return text.encode("latin1")
 
 
@@ -185,10 +198,12 @@ def _set(items: Any) -> set[Any]:
     """How protocols below 4 write a set."""
     if type(items) is not list:
         raise _RefusedError("a call of set with what is not a list")
+    _BUDGET.get().spend_items(items)
     return set(items)
 
 
 def _ordered_dict(pairs: Any = ()) -> dict[Any, Any]:
+    _BUDGET.get().spend_items(pairs)
     return dict(pairs)
 
 
