@@ -34,6 +34,7 @@ import palimpsest
 from common import header
 from palimpsest.files import write_json
 from palimpsest.models import LanguageModel
+from palimpsest.models.registry import is_causal
 from palimpsest.text import ByteTokenizer, Corpus, RandomWindowSampler, load_corpus
 from palimpsest.text.batches import consecutive_windows
 
@@ -63,9 +64,10 @@ class Row:
 
     @property
     def causal(self) -> bool:
-        return self.fields.get("conv_padding") != "same"
+        return is_causal(self.model, {**SIZES, **self.fields})
 
 
+SIZES: dict[str, Any] = {"vocab_size": 259, "d_model": 64, "n_layers": 3, "n_heads": 4}
 SAME, PUBLISHED = {"conv_padding": "same"}, {"init": "published"}
 S8, S16 = {"state_dim": 8}, {"state_dim": 16}
 
@@ -158,7 +160,7 @@ ROWS = [
 
 def build(row: Row) -> LanguageModel:
     """The row's model, whose size must be the published one."""
-    fields = {"vocab_size": 259, "d_model": 64, "n_layers": 3, "n_heads": 4, **row.fields}
+    fields = {**SIZES, **row.fields}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is not causal")  # every table says so
         model = palimpsest.build(row.model, **fields, max_seq_len=LENGTH, dropout=0.1)

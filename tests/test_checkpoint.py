@@ -116,7 +116,9 @@ def test_files_cut_short_or_missing(folder: Path, name: str) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"absent: no such folder.*model\.save"):
+    with pytest.raises(
+        CheckpointError, match=r"absent: no such folder; name a run, a checkpoint or a model"
+    ):
         palimpsest.load(tmp_path / "absent")
 
 

@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("text", "tasks"),
     ("training", "evaluation", "generation", "analysis"),
+    ("loading",),
     ("reproduce", "demo", "compare", "inspect"),
     ("interop",),
     ("cli", "__main__"),

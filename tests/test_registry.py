@@ -68,6 +68,22 @@ def test_bad_name_or_field(name: str, fields: dict[str, object], message: str) -
         palimpsest.build(name, **fields)
 
 
+@pytest.mark.parametrize("name", ["gpnm-tiny", "gpn"])
+def test_name_of_a_preset_taken(name: str) -> None:
+    before = palimpsest.list_presets()
+    with pytest.raises(ValueError, match=f"'{name}' is registered already"):
+        registry.preset(name, "gpn", "another", vocab_size=3)
+    with pytest.raises(ValueError, match=f"'{name}' is registered already"):
+        registry.register(name, ModelConfig)(palimpsest.LanguageModel)
+    assert palimpsest.list_presets() == before
+
+
+def test_causality_is_the_models_own() -> None:
+    fields = {"vocab_size": 9, "d_model": 8, "n_layers": 1, "n_heads": 2, "state_dim": 2}
+    assert registry.is_causal("triple-hybrid", fields)
+    assert not registry.is_causal("triple-hybrid", {**fields, "conv_padding": "same"})
+
+
 def test_name_taken() -> None:
     with pytest.raises(ValueError, match="registered already"):
         registry.register("gpn", ModelConfig)(palimpsest.LanguageModel)

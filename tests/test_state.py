@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -13,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import palimpsest
 from palimpsest.errors import InputError, StateError
 from palimpsest.state import State
 
@@ -212,3 +215,10 @@ def test_state_of_another_version_or_kind(tmp_path: Path) -> None:
         State.load(damaged(tmp_path, kind="unheard"))
     with pytest.raises(StateError, match="do not fit its kind"):
         State.load(damaged(tmp_path, tree={"state": "test-tree", "fields": {"memory": {}}}))
+
+
+def test_load_in_a_process_that_imported_no_model(tmp_path: Path) -> None:
+    path = palimpsest.build("gpnm-tiny").init_state(2).save(tmp_path / "s.safetensors")
+    program = f"import palimpsest; print(palimpsest.State.load({str(path)!r}).kind)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == palimpsest.State.load(path).kind, done.stderr

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     )
     from palimpsest.evaluation import evaluate_text
     from palimpsest.generation import SamplingConfig, Session, generate
+    from palimpsest.loading import load
     from palimpsest.models import LanguageModel, ModelOutput, build, list_models, list_presets
-    from palimpsest.models import load_model as load
     from palimpsest.models.matching import match
     from palimpsest.ops import backend_calls, force_backend
     from palimpsest.state import State
@@ -76,7 +76,7 @@ _LENT = {
     "training": ("load_recipe", "resume", "train"),
 }
 _HOME = {name: (module, name) for module, names in _LENT.items() for name in names}
-_HOME["load"] = ("models", "load_model")
+_HOME["load"] = ("loading", "load")
 _HOME["match"] = ("models.matching", "match")
 # palimpsest.text without its import
 _SUBMODULES = {

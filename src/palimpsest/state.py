@@ -8,6 +8,7 @@ first axis is the batch, tuples of such tensors or states, or plain integers and
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -167,6 +168,8 @@ class State:
                 f"{path}: a state of version {version!r}, this palimpsest reads version "
                 f"{FORMAT_VERSION}"
             )
+        if kind not in _classes:  # a kind is known once its architecture's module is imported
+            importlib.import_module("palimpsest.models")
         if kind not in _classes:
             raise StateError(f"{path}: state kind {kind!r} is not one of {sorted(_classes)}")
         try:

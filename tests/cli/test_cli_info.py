@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import palimpsest
+from palimpsest.cli import info
 from palimpsest.ops.dispatch import Dispatcher, dispatchers
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def test_everything(cli: Callable) -> None:
@@ -20,6 +29,34 @@ def test_everything(cli: Callable) -> None:
     facts = json.loads(cli("info", "--json").out)
     assert facts["presets"]["gpnm-130m"]["parameters"] == 129_151_902
     assert facts["versions"]["palimpsest"] == palimpsest.__version__
+
+
+def test_extras_are_those_of_pyproject(cli: Callable) -> None:
+    about = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    declared = about["project"]["optional-dependencies"]
+    wanted = {
+        extra: [re.match(r"[\w.-]+", package)[0] for package in packages]
+        for extra, packages in declared.items()
+        if extra != "dev"
+    }
+    assert info.optional_packages() == wanted
+    assert json.loads(cli("info", "--json").out)["extras"].keys() == wanted.keys()
+
+
+def test_a_run_is_loaded_as_the_command_line_loads_it(
+    cli: Callable, run_folder: Path, tmp_path: Path
+) -> None:
+    model = palimpsest.load(run_folder)
+    newest = max((run_folder / "checkpoints").iterdir())
+    assert model.num_parameters() == json.loads(cli("info", run_folder, "--json").out)["parameters"]
+    wanted = dict(palimpsest.load(newest).named_parameters())
+    assert all(torch.equal(p, wanted[n]) for n, p in model.named_parameters())
+    assert palimpsest.load(run_folder, device="meta").device.type == "meta"
+    for given in (tmp_path, tmp_path / "absent", "gpnm-tiny"):
+        with pytest.raises(palimpsest.CheckpointError) as failure:
+            palimpsest.load(given)
+        shown = cli("info", given) if given != "gpnm-tiny" else cli("generate", given)
+        assert str(failure.value).split(":")[0] in shown.err.replace("\n", "")
 
 
 def test_a_missing_backend_says_why(cli: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

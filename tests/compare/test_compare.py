@@ -148,11 +148,11 @@ def test_a_comparison_trains_and_resumes(settings: CompareSettings, tmp_path: Pa
 
 
 def test_a_model_that_is_not_causal_is_labelled() -> None:
-    entry = {"fields": {"conv_padding": "same"}, "mean": 1.0, "std": None, "diverged": 0}
+    entry = {"causal": False, "mean": 1.0, "std": None, "diverged": 0}
     entry["gap"] = {"difference": -1.0, "stderr": None}
     for shown in (report._figure(entry), report._gap(entry)):
         assert shown.endswith(" **not causal**")
-    entry["fields"] = {"conv_padding": "causal"}
+    entry["causal"] = True
     assert report._figure(entry) == "1.000"
 
 

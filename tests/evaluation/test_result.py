@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,21 @@ def result() -> EvaluationResult:
         versions=software_versions(),
         wall_seconds=0.5,
     )
+
+
+def test_what_is_not_causal_is_labelled(result: EvaluationResult, tmp_path: Path) -> None:
+    def shown(one: EvaluationResult) -> str:
+        console = Console(width=200, file=io.StringIO())
+        console.print(one.table(), results_table([one]))
+        return console.file.getvalue()
+
+    leaky = replace(result, causal=False)
+    assert shown(leaky).count("not causal") == 2
+    assert "not causal" not in shown(result)
+    assert not EvaluationResult.load(leaky.save(tmp_path / "leaky.json")).causal
+    path = result.save(tmp_path / "old.json")
+    path.write_text(path.read_text().replace('"causal": true,', ""))  # written before the field
+    assert EvaluationResult.load(path) == result
 
 
 def test_round_trip(result: EvaluationResult, tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
+import importlib.metadata
 import json
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,8 +31,8 @@ from palimpsest.streams import plain
 
 __all__ = ["InfoArgs", "missing_backends", "run"]
 
-# extra: the package that it brings
-EXTRAS = {"numba": "numba", "plot": "matplotlib", "sentencepiece": "sentencepiece"}
+PACKAGE = "palimpsest-lm"
+NOT_SHOWN = ("dev",)  # extras for work on the library itself
 STATE_AFTER = 1024  # tokens after which a growing state is given, as in the README's table
 STATE_LENGTHS = (1, 1024, 131072)  # tokens after which a state is weighed
 
@@ -90,8 +91,7 @@ def everything() -> dict[str, Any]:
             + [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()) if cuda],
         },
         "extras": {
-            extra: importlib.util.find_spec(package) is not None
-            for extra, package in EXTRAS.items()
+            extra: all(map(_installed, packages)) for extra, packages in optional_packages().items()
         },
         "backends": {
             op: {"available": list(d.available()), "missing": missing_backends(op)}
@@ -100,6 +100,34 @@ def everything() -> dict[str, Any]:
         "models": list_models(),
         "presets": {name: _size(name) for name in list_presets()},
     }
+
+
+def optional_packages() -> dict[str, list[str]]:
+    """The packages that each extra brings, from the package's own metadata.
+
+    Empty if the package is not installed but run from its source.
+    """
+    try:
+        about = importlib.metadata.metadata(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, list[str]] = {
+        extra: [] for extra in about.get_all("Provides-Extra") or [] if extra not in NOT_SHOWN
+    }
+    for requirement in about.get_all("Requires-Dist") or []:
+        needed = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra\s*==\s*['\"]([\w.-]+)['\"]", requirement)
+        if needed and extra and extra[1] in found:
+            found[extra[1]].append(needed[0])
+    return found
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def missing_backends(op: str) -> dict[str, str]:

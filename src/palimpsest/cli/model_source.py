@@ -10,10 +10,10 @@ import torch
 
 from palimpsest.errors import CheckpointError, InputError
 from palimpsest.files import read_json
-from palimpsest.models import LanguageModel, list_models, list_presets, load_model
+from palimpsest.loading import find_folder
+from palimpsest.models import LanguageModel, load_model
 from palimpsest.models.language_model import Predict
 from palimpsest.text import Tokenizer, TokenizerError, load_tokenizer
-from palimpsest.training import model_folder
 from palimpsest.training.run_folder import read_meta
 
 __all__ = ["ModelSource", "check_output_path", "find_model", "pick_device"]
@@ -92,15 +92,7 @@ def find_model(named: str) -> ModelSource:
     Raises:
         CheckpointError: nothing there, or no model.
     """
-    path = Path(named)
-    if not path.exists() and named in {*list_presets(), *list_models()}:
-        raise CheckpointError(
-            f"{named!r} is a model to be trained, and this needs a trained one: "
-            f"palimpsest train --model {named} --data FILE makes a run's folder"
-        )
-    folder = model_folder(path)
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder}: holds neither a run, a checkpoint nor a model")
+    folder = find_folder(named)
     run_folder = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     run = None
     if (run_folder / "run.json").is_file():

@@ -117,7 +117,7 @@ def _figure(entry: Mapping[str, Any]) -> str:
 
 def _label(entry: Mapping[str, Any]) -> str:
     """What every figure of a model that sees the tokens it predicts must carry."""
-    return " **not causal**" if entry["fields"].get("conv_padding") == "same" else ""
+    return "" if entry["causal"] else " **not causal**"
 
 
 def _gap(entry: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from palimpsest.compare.settings import CompareSettings, ModelChoice
 from palimpsest.compare.sizes import fields_at
 from palimpsest.errors import PalimpsestError
 from palimpsest.files import write_json, write_text
-from palimpsest.models.registry import resolve
+from palimpsest.models.registry import is_causal, resolve
 from palimpsest.reproduce.code_version import code_version
 from palimpsest.reproduce.data import check_folder, describe_files, require_files
 from palimpsest.reproduce.experiments import RecipeExperiment
@@ -199,6 +199,7 @@ def _gather(
             "size": point[1],
             "architecture": name,
             "fields": fields,
+            "causal": is_causal(name, {"vocab_size": 259, **fields}),
             "parameters": parameters,
             "state_bytes": good[0]["facts"]["state_bytes"] if good else None,
             "lr": lr,

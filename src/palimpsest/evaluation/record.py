@@ -8,7 +8,7 @@ as another.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 R = TypeVar("R", bound="Result")
+NOT_CAUSAL = "; not causal: its predictions see the tokens that they predict"
 _kinds: dict[str, type[Result]] = {}
 
 
@@ -64,6 +65,8 @@ class Result:
             where it is installed and no checkout.
         versions: palimpsest, torch and python.
         wall_seconds: time of the measurement itself.
+        causal: False if the model's predictions see tokens that they predict, which is printed
+            with every figure; True in files written before this field existed.
     """
 
     SCHEMA: ClassVar[str] = ""
@@ -86,6 +89,7 @@ class Result:
     commit: str | None
     versions: dict[str, str]
     wall_seconds: float
+    causal: bool = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -137,14 +141,15 @@ class Result:
                 f"palimpsest reads version {cls.SCHEMA_VERSION}; evaluate again"
             )
         known = {f.name for f in fields(cls)}
-        missing = sorted(known - data.keys())
+        optional = {f.name for f in fields(cls) if f.default is not MISSING}
+        missing = sorted(known - optional - data.keys())
         if missing:
             raise InputError(f"{path}: missing fields {missing}; evaluate again")
         for name, annotation in get_type_hints(cls).items():
-            if name in known and not _is_of(data[name], annotation):
+            if name in known & data.keys() and not _is_of(data[name], annotation):
                 raise InputError(f"{path}: {name}={data[name]!r} is damaged; evaluate again")
         try:
-            result = cls(**{name: data[name] for name in known})
+            result = cls(**{name: data[name] for name in known & data.keys()})
             derived = result.derived()
         except (ArithmeticError, LookupError, AttributeError, TypeError, ValueError) as failure:
             raise InputError(f"{path}: its rows are damaged ({failure}); evaluate again") from None
@@ -172,7 +177,7 @@ class Result:
         table.add_column(overflow="fold")
         rows = {
             "model": f"{self.model}, {self.parameters:,} parameters, "
-            f"state {self.state_bytes:,} bytes",
+            f"state {self.state_bytes:,} bytes" + ("" if self.causal else NOT_CAUSAL),
             "data": f"{self.data} (sha256 {self.data_sha256[:16]}…)",
             "protocol": self.protocol,
             **self.rows(),
@@ -276,6 +281,7 @@ def provenance(model: LanguageModel, precision: Precision, stretch: int) -> dict
         "state_bytes": state_bytes,
         "model": model.registry_name,
         "parameters": model.num_parameters(),
+        "causal": model.causal,
         "dtype": dtype_label(model, precision),
         "device": str(model.device),
         "threads": torch.get_num_threads(),

@@ -75,7 +75,7 @@ def results_table(results: list[EvaluationResult]) -> Table:
         table.add_column(name, justify="right")
     for r in results:
         table.add_row(
-            escape(plain(r.source or r.model)),
+            escape(plain(r.source or r.model)) + ("" if r.causal else " (not causal)"),
             escape(plain(r.data)),
             r.protocol,
             r.dtype,

@@ -108,6 +108,7 @@ def collect(
         facts={
             "model": model.registry_name,
             "parameters": f"{model.num_parameters():,}",
+            **({} if model.causal else {"not causal": "predictions see the tokens they predict"}),
             **(facts or {}),
             "mean surprise": _mean_surprise(surprise, cells),
             "reading": describe_reading(window, bool(begin)),

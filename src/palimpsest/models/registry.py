@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import torch
 
 from palimpsest.arguments import require_type
 from palimpsest.errors import ConfigError
@@ -16,6 +19,7 @@ __all__ = [
     "Preset",
     "build",
     "config_class",
+    "is_causal",
     "list_models",
     "list_presets",
     "model_class",
@@ -44,11 +48,13 @@ def register(name: str, config_class: type[ModelConfig]) -> Callable[[M], M]:
     """Class decorator: make an architecture known by name.
 
     The whole contract test-suite then runs on it (tests/contract).
+
+    Raises:
+        ValueError: a name that a model or a preset has already.
     """
 
     def add(model_class: M) -> M:
-        if name in _models:
-            raise ValueError(f"model {name!r} is registered already")
+        _check_new(name)
         model_class.registry_name = name
         _models[name] = (model_class, config_class)
         return model_class
@@ -57,8 +63,19 @@ def register(name: str, config_class: type[ModelConfig]) -> Callable[[M], M]:
 
 
 def preset(name: str, model: str, note: str, **fields: Any) -> None:
-    """Name a configuration of a registered architecture."""
+    """Name a configuration of a registered architecture.
+
+    Raises:
+        ValueError: a name that a model or a preset has already.
+    """
+    _check_new(name)
     _presets[name] = Preset(model, fields, note)
+
+
+def _check_new(name: str) -> None:
+    for kind, known in (("model", _models), ("preset", _presets)):
+        if name in known:
+            raise ValueError(f"{kind} {name!r} is registered already; choose another name")
 
 
 def list_models() -> list[str]:
@@ -117,3 +134,16 @@ def build(name: str, **fields: Any) -> LanguageModel:
     """
     model_class, config = resolve(name, fields)
     return model_class(config)
+
+
+def is_causal(name: str, fields: dict[str, Any]) -> bool:
+    """Whether no prediction of a configuration sees the tokens that it predicts.
+
+    The model itself is asked (``model.causal``), built without memory for its weights.
+
+    Raises:
+        ConfigError: as :func:`build`.
+    """
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        return bool(build(name, **fields).causal)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from palimpsest.errors import ConfigError
+from palimpsest.models.registry import is_causal
 from palimpsest.reproduce.experiments import Experiment
 
 __all__ = ["Column", "DataSource", "Row", "Table"]
@@ -70,7 +72,10 @@ class Row:
     @property
     def causal(self) -> bool:
         """False where the model sees tokens that it is asked to predict."""
-        return bool(self.fields.get("conv_padding", "causal") == "causal")
+        try:
+            return is_causal(self.model, {"vocab_size": 259, **self.fields})
+        except ConfigError:  # a row that this version cannot build has no results to label
+            return True
 
     @property
     def remark(self) -> str:

@@ -1,7 +1,7 @@
 """Limits on a pickle's depth, work and memory, checked before anything in it is run.
 
-A small file can ask for much: tuples nested a hundred thousand deep overflow the stack when they are
-hashed, forty tuples that each hold the one before twice take 2^40 steps to hash, and a hundred
+A small file can ask for much: tuples nested a hundred thousand deep overflow the stack when they
+are hashed, forty tuples that each hold the one before twice take 2^40 steps to hash, and a hundred
 references to one buffer make a hundred arrays of it. The limits here leave room for every
 checkpoint, whose containers are few levels deep and whose arrays each have bytes of their own.
 """
@@ -153,7 +153,5 @@ class Budget:
         while waiting:
             item = waiting.pop()
             self.spend(1)
-            if isinstance(item, dict):
-                waiting.extend(item)
-            elif isinstance(item, (tuple, list, frozenset, set)):
+            if isinstance(item, (dict, tuple, list, frozenset, set)):
                 waiting.extend(item)
