@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import palimpsest
+from palimpsest.models.registry import model_class
 from palimpsest.ops.dispatch import dispatchers
 from tests.contract.configs import CONFIGS
 from tests.contract.harness import BATCH, LENGTH, backends_of
@@ -35,8 +36,7 @@ def test_sizes_are_distinct(fields: dict[str, object]) -> None:
 @pytest.mark.parametrize(("name", "label"), [(n, label) for n, c in CONFIGS.items() for label in c])
 def test_every_available_backend_is_run(name: str, label: str) -> None:
     found = backends_of(name, label)
-    # attention is torch's own: a plain Transformer uses no op of ours
-    assert "reference" in found or name in ("transformer", "transformerpp")
+    assert ("reference" in found) == model_class(name).own_ops
     for op in {op for forced in found.values() for op in forced}:
         assert {b for b, forced in found.items() if op in forced} == set(
             dispatchers()[op].available()

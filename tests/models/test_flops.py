@@ -75,7 +75,7 @@ def test_a_transformerpp_by_hand() -> None:
 
 def test_a_model_that_counts_nothing_says_so() -> None:
     model = palimpsest.build("gpnm-tiny")
-    with pytest.raises(InputError, match="counts no operations"):
+    with pytest.raises(InputError, match="define `body_flops"):
         palimpsest.LanguageModel.body_flops(model, 5)
 
 

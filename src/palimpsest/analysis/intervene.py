@@ -50,7 +50,8 @@ def intervene(model: LanguageModel, changes: Mapping[str, Change]) -> Iterator[N
                 able = [n for n, tap in known.items() if tap.replaceable]
                 raise InputError(
                     f"intervene: {name!r} can be recorded but not replaced; use edit_state or "
-                    f"patched, or one of {', '.join(able) or 'no tap of this model'}"
+                    f"patched, declare the tap with replaceable=True, or take one of those that "
+                    f"are: {', '.join(able) or 'none'}"
                 )
             chosen[name] = change
     with listen(_Replacer(model, chosen)):

@@ -150,6 +150,12 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
 # -- which taps -----------------------------------------------------------------------------------
 
 
+NO_STATE_TAP = (
+    "has no tap of the vector that the head reads; declare `state.predicted` of shape (B,T,D), or "
+    "`residual` on its layers, in describe_taps (palimpsest.taps)"
+)
+
+
 def vector_taps(model: LanguageModel) -> list[str]:
     """Taps with one vector at each position."""
     return [name for name, tap in taps(model).items() if tap.shape == "(B,T,D)"]
@@ -170,7 +176,9 @@ def state_tap(model: LanguageModel, name: str | None = None) -> str:
     able = vector_taps(check_model(model))
     if name is None:
         last = [tap for tap in able if tap.endswith("residual")]
-        name = "state.predicted" if "state.predicted" in able else last[-1] if last else ""
+        if "state.predicted" not in able and not last:
+            raise InputError(f"{model.registry_name}: {NO_STATE_TAP}")
+        name = "state.predicted" if "state.predicted" in able else last[-1]
     if name not in able:
         raise InputError(
             f"tap={name!r}: {model.registry_name} has no such tap with one vector at each "
@@ -194,7 +202,9 @@ def input_tap(model: LanguageModel) -> str:
     for name in ("embedding", "drive"):
         if name in known and known[name].replaceable:
             return name
-    raise InputError(f"{model.registry_name}: has no tap 'embedding' or 'drive' to differentiate")
+    raise InputError(
+        f"{model.registry_name}: has no tap 'embedding' or 'drive' to differentiate; declare one in describe_taps"
+    )
 
 
 def decode_vectors(model: LanguageModel, vectors_ND: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def collect(
     if not kept:
         raise InputError("the text has no tokens; name a text that has some")
     window = check_window(model, window)
-    views, found = find_views(taps(model)), _Gathered()
+    views, found = find_views(taps(model), model.registry_name), _Gathered()
     begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     starts = np.cumsum([0, *map(len, kept[:-1])]).tolist()
     with Trajectory() as trajectory:

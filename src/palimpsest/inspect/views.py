@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from palimpsest.analysis.passes import NO_STATE_TAP
+from palimpsest.errors import InputError
 from palimpsest.taps import Tap
 
 __all__ = ["HEADS", "HeadView", "Views", "find_views"]
@@ -76,9 +78,19 @@ def layer_of(name: str) -> str:
     return found.group(1) if found else ""
 
 
-def find_views(taps: Mapping[str, Tap]) -> Views:
-    """Choose from ``palimpsest.analysis.taps(model)``."""
+def find_views(taps: Mapping[str, Tap], name: str = "model") -> Views:
+    """Choose from ``palimpsest.analysis.taps(model)``.
+
+    Args:
+        taps: the model's.
+        name: the architecture's, for the message.
+
+    Raises:
+        InputError: no tap that can serve as the trajectory; what to declare is named.
+    """
     residuals = [name for name in taps if name.endswith("residual")]
+    if "state.predicted" not in taps and not residuals:
+        raise InputError(f"{name}: {NO_STATE_TAP}")
     trajectory = "state.predicted" if "state.predicted" in taps else residuals[-1]
     gates = tuple(name for name in taps if _GATE.search(name))
     heads = tuple(

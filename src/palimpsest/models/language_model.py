@@ -43,11 +43,14 @@ class LanguageModel(nn.Module, ABC):
         registry_name: set by :func:`palimpsest.models.registry.register`.
         state_class: the :class:`~palimpsest.state.State` subclass the model carries.
         causal: False only for configurations kept to reproduce a published leak.
+        own_ops: False for an architecture that uses torch's own operations only, for which the
+            contract tests then expect no backends.
         scaling: how its sizes grow, for ``palimpsest.match``; None where nobody has said.
     """
 
     registry_name: ClassVar[str] = ""
     state_class: ClassVar[type[State]] = State
+    own_ops: ClassVar[bool] = True
     scaling: ClassVar[Scaling | None] = None
     config: ModelConfig
 
@@ -111,7 +114,10 @@ class LanguageModel(nn.Module, ABC):
         Raises:
             InputError: an architecture that does not count them.
         """
-        raise InputError(f"{self.registry_name or type(self).__name__}: counts no operations")
+        raise InputError(
+            f"{self.registry_name or type(self).__name__}: define `body_flops(length)` on its "
+            "class, which counts its operations (palimpsest.models.flops)"
+        )
 
     def published_flops(self, length: int) -> dict[str, int]:
         """The same, head included, by the convention of the paper that published counts.

@@ -110,7 +110,12 @@ def _match(
         )
     rule = model_class(name).scaling
     if rule is None:
-        raise InputError(f"{name!r}: has no rule of how its sizes grow")
+        raise InputError(
+            f"{name!r}: declare `scaling = Scaling(...)` on its class, the rule by which its sizes "
+            "grow (palimpsest.models.scaling)"
+        )
+    if n_layers is not None and "n_layers" not in rule.fields(rule.widths[0], n_layers):
+        raise InputError(f"n_layers={n_layers}: {name!r} has no field n_layers; leave it out")
     search = _Search(name, rule, params, vocab_size)
     found: list[_Candidate] = []
     for shift in DEPTHS if n_layers is None else (0,):
@@ -165,7 +170,7 @@ class _Search:
 
         Layers are alike, so that two shallow models tell the count of any depth.
         """
-        layers: int = fields["n_layers"]
+        layers: int = fields.get("n_layers", 1)  # without the field nothing is deep
         if layers <= 2:
             return self._exactly(fields)
         one, two = (self._exactly({**fields, "n_layers": depth}) for depth in (1, 2))

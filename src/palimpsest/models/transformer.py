@@ -167,6 +167,7 @@ class Transformer(TransformerBase):
     """Pre-norm Transformer with a key-value cache as its state."""
 
     state_class = TransformerState
+    own_ops = False  # attention is torch's own
     scaling = Scaling(
         widths=TRANSFORMER_WIDTHS, fields=transformer_sizes, layers=transformer_layers
     )

@@ -83,6 +83,7 @@ class TransformerPP(StackModel):
     """Matrices start normal with std 0.02, those that add to the stream with 0.02 / √(2 layers)."""
 
     state_class = TransformerPPState
+    own_ops = False  # attention is torch's own
     scaling = SCALING
     config: TransformerPPConfig
 
