@@ -203,7 +203,8 @@ def input_tap(model: LanguageModel) -> str:
         if name in known and known[name].replaceable:
             return name
     raise InputError(
-        f"{model.registry_name}: has no tap 'embedding' or 'drive' to differentiate; declare one in describe_taps"
+        f"{model.registry_name}: has no replaceable tap 'embedding' or 'drive' to differentiate; "
+        "declare one in describe_taps"
     )
 
 
