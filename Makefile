@@ -13,7 +13,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint bench clean
+.PHONY: help install demo test test-all lint docs bench clean
 
 help:  ## list the targets
 	@echo "make TARGET, with TARGET one of:"
@@ -54,9 +54,13 @@ lint: $(STAMP)  ## ruff (rules and format) and mypy (strict)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(STAMP)  ## the documentation site, in docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 bench: $(STAMP)  ## speed of the grounded loop on this machine (docs/performance.md explains it)
 	$(BIN)/python benchmarks/grounded_loop.py $(BENCH_ARGS)
 
 clean:  ## remove caches and build outputs; .venv, runs and demos stay
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist docs/_build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
