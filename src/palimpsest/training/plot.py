@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from palimpsest.errors import CheckpointError, InputError
+from palimpsest.errors import InputError
+from palimpsest.files import read_json
 from palimpsest.picture import COLOURS, MARKERS, new_figure, save_figure
 from palimpsest.training.log import read_metrics
-from palimpsest.training.run_folder import read_meta
 
 __all__ = ["plot_runs"]
 
@@ -133,11 +133,24 @@ def _running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64
     return mean
 
 
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "model": str, "preset": (str, type(None)), "parameters": int, "data": dict, "data_label": str,
+    "seed": int, "precision": str,
+}  # fmt: skip
+
+
 def _meta(run: Path) -> dict[str, Any]:
-    try:
-        return read_meta(run)
-    except CheckpointError as failure:
-        raise InputError(str(failure)) from failure
+    path = run / "run.json"
+    meta = read_json(path, InputError)
+    if not isinstance(meta, dict) or not _KINDS.keys() <= meta.keys():
+        raise InputError(f"{path}: was not written by palimpsest train")
+    wrong = [name for name, kind in _KINDS.items() if not isinstance(meta[name], kind)]
+    tokenizer = meta["data"].get("tokenizer", {}) if not wrong else {}
+    if wrong or not isinstance(tokenizer, dict):
+        raise InputError(f"{path}: {wrong[0] if wrong else 'data.tokenizer'!r} is damaged")
+    if not isinstance(tokenizer.get("fingerprint", ""), str):
+        raise InputError(f"{path}: 'data.tokenizer' is damaged")
+    return meta
 
 
 def _common_quantity(metas: list[dict[str, Any]]) -> str:
