@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from palimpsest.errors import InputError, PalimpsestError
+from palimpsest.streams import require_unicode
 
 __all__ = [
     "require_model",
@@ -119,9 +120,11 @@ def require_path(value: object, name: str, error: type[PalimpsestError] = InputE
     """Require a path.
 
     Raises:
-        PalimpsestError: neither text nor a ``Path``; of class ``error``.
+        PalimpsestError: neither text nor a ``Path``, or a name that is not UTF-8; of class
+            ``error``.
     """
     require_type(value, name, (str, os.PathLike), "pass a path as text or pathlib.Path", error)
+    require_unicode(str(value), name, error)
 
 
 def require_whole(value: object, name: str) -> None:

@@ -64,5 +64,8 @@ def tensors_digest(tensors: Mapping[str, Any]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode("ascii"))
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        flat = tensor.reshape(-1)
+        if flat.stride(0) != 1:  # a single entry, of which contiguous() keeps any stride
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        digest.update(flat.view(torch.uint8).numpy())
     return digest.hexdigest()

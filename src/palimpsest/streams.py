@@ -13,7 +13,9 @@ import sys
 import unicodedata
 from typing import TextIO, cast
 
-__all__ = ["SafeStream", "plain", "safe_stderr", "safe_stdout"]
+from palimpsest.errors import InputError, PalimpsestError
+
+__all__ = ["SafeStream", "plain", "require_unicode", "safe_stderr", "safe_stdout"]
 
 # what stands for a character of our own output where the encoding lacks it
 _SUBSTITUTES = str.maketrans(
@@ -151,3 +153,16 @@ def _escaped(character: str) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def require_unicode(text: str, name: str, error: type[PalimpsestError] = InputError) -> None:
+    """Refuse a file name that is not UTF-8: records that name the file could not be written.
+
+    Raises:
+        PalimpsestError: shows the name with its bytes escaped; of class ``error``.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        visible = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        raise error(f"{name} {visible}: the name is not UTF-8; rename the file or folder") from None

@@ -22,7 +22,7 @@ from palimpsest.cli.options import as_typed, check_values_differ
 from palimpsest.cli.output import lost_output, safe_streams
 from palimpsest.errors import InputError, PalimpsestError, out_of_memory, work_failed
 from palimpsest.heap import keep_freed_memory
-from palimpsest.streams import plain
+from palimpsest.streams import plain, require_unicode
 
 __all__ = ["main"]
 
@@ -165,6 +165,8 @@ def _run(name: str, words: list[str]) -> int:
             raise InputError(f"{asked}palimpsest data prepare FILE… --tokenizer T --out FOLDER")
         words = words[1:]
         name = "data prepare"
+    for before, word in zip(["", *words], words, strict=False):
+        require_unicode(word, before if before.startswith("--") else "argument")
     module = importlib.import_module(f"palimpsest.cli.{module_name}")
     arguments = getattr(module, class_name)
     # the docstring as it stands: by itself tyro leaves the examples out

@@ -94,6 +94,14 @@ class TrainArgs:
     ] = None
     """Precision of the products; parameters and states are fp32 in both."""
 
+    keep_best: Annotated[
+        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
+    ] = False
+    """Also keep the checkpoint with the lowest validation loss; RUN/best names it."""
+
+    init_from: PlainText = None
+    """A run, checkpoint or model folder whose weights the run starts from."""
+
     device: PlainText = None
     """"auto", "cpu", "cuda", "cuda:1", …"""
 
@@ -117,6 +125,8 @@ FLAGS = {
     "seed": "train.seed",
     "precision": "train.precision",
     "device": "train.device",
+    "keep_best": "train.keep_best",
+    "init_from": "train.init_from",
 }
 
 
@@ -180,7 +190,9 @@ def recipe_of(args: TrainArgs) -> Recipe:
         ConfigError: an unknown recipe or key, a value of a wrong type or range.
     """
     changes: dict[str, Any] = {
-        key: getattr(args, name) for name, key in FLAGS.items() if getattr(args, name) is not None
+        key: getattr(args, name)
+        for name, key in FLAGS.items()
+        if getattr(args, name) not in (None, False)
     }
     for name, key in (("data", "data.train"), ("validation", "data.validation")):
         paths = getattr(args, name)
@@ -199,7 +211,7 @@ def _resume(args: TrainArgs) -> RunResult:
     assert args.resume is not None
     allowed = ("resume", "steps", "device")
     for name, value in vars(args).items():
-        if name not in allowed and value not in (None, "", ()):
+        if name not in allowed and value not in (None, "", (), False):
             shown = name if name == "recipe" else f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"--resume {args.resume} with {shown}: the run's own recipe decides; only --steps "

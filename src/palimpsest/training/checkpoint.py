@@ -1,5 +1,6 @@
 """Checkpoints of a run: one folder per step, complete or not there.
 
+    checkpoints/best/           the one with the lowest validation loss, with train.keep_best
     checkpoints/step-00000500/
         checkpoint.json         format, step, seconds trained, size and sha256 of the other files,
                                 the run's identity, how much of its metrics there was
@@ -35,11 +36,13 @@ from palimpsest.text import Tokenizer
 
 __all__ = [
     "Checkpoint",
+    "best_checkpoint",
     "CheckpointWriteError",
     "checkpoint_steps",
     "latest_checkpoint",
     "load_checkpoint",
     "model_folder",
+    "save_best",
     "save_checkpoint",
 ]
 
@@ -51,6 +54,8 @@ RUN = "run.json"
 OPTIMIZER = "optimizer.pt"
 TRAINING = "training.pt"
 STATE = "state.safetensors"
+BEST = "best"
+REPLACED = f".{BEST}.replaced"
 WEIGHTS = "model.safetensors"  # verified by load_model, with the digest that config.json holds
 
 
@@ -129,6 +134,56 @@ def save_checkpoint(
     return folder
 
 
+def save_best(
+    run: Path,
+    checkpoint: Checkpoint,
+    validation: dict[str, Any],
+    *,
+    tokenizer: Tokenizer | None = None,
+) -> Path:
+    """Write the checkpoint with the lowest validation loss in place of the one before it.
+
+    Args:
+        run: the run's folder.
+        checkpoint: what to write.
+        validation: the row of validation it was chosen by, which its header states.
+        tokenizer: copied into the checkpoint.
+
+    Raises:
+        CheckpointWriteError: it cannot be written; the one before it is unchanged.
+    """
+    folder = run / FOLDER / BEST
+    partial = folder.with_name(f".{BEST}.{os.getpid()}.partial")
+    replaced = folder.with_name(REPLACED)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write(partial, checkpoint, tokenizer, {"validation": validation})
+        _sync(partial)
+        shutil.rmtree(replaced, ignore_errors=True)
+        if folder.exists():
+            folder.rename(replaced)  # a kill between the two: clean() puts it back
+        partial.rename(folder)
+        _sync_folder(folder.parent)
+    except (OSError, RuntimeError, SafetensorError) as failure:
+        reason = failure.strerror if isinstance(failure, OSError) else None
+        raise CheckpointWriteError(
+            f"{folder}: the best checkpoint, of step {checkpoint.step}, could not be written "
+            f"({reason or failure}); the one before it is unchanged; make room, then resume the run"
+        ) from failure
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+    return folder
+
+
+def best_checkpoint(run: str | Path) -> Path | None:
+    """The folder of a run's best checkpoint, or None."""
+    folder = Path(run) / FOLDER / BEST
+    return folder if folder.is_dir() else None
+
+
 def checkpoint_steps(run: str | Path) -> list[int]:
     """The steps of a run's checkpoints, oldest first."""
     folder = Path(run) / FOLDER
@@ -146,12 +201,23 @@ def latest_checkpoint(run: str | Path) -> Path | None:
 
 
 def model_folder(path: str | Path) -> Path:
-    """Where the model lies that a user means: a run's newest checkpoint, or the folder itself.
+    """Where the model lies that a user means.
+
+    Args:
+        path: a run (its newest checkpoint), ``RUN/best``, a checkpoint or a model's folder.
 
     Raises:
         CheckpointError: no such folder, a run without a checkpoint, or a damaged checkpoint.
     """
     folder = Path(path)
+    if folder.name == BEST and (folder.parent / RUN).is_file() and not folder.exists():
+        best = best_checkpoint(folder.parent)
+        if best is None:
+            raise CheckpointError(
+                f"{folder}: the run has kept no best checkpoint; train with --keep-best, or name "
+                f"{folder.parent} for its newest one"
+            )
+        folder = best
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; name a run, a checkpoint or a model")
     if not (folder / "config.json").is_file() and (folder / RUN).is_file():
@@ -202,15 +268,24 @@ def clean(run: Path) -> None:
     folder = run / FOLDER
     if folder.is_dir():
         for entry in folder.iterdir():
-            if entry.name.startswith(".step-"):
+            if entry.name.startswith((".step-", f".{BEST}.")) and entry.name != REPLACED:
                 shutil.rmtree(entry, ignore_errors=True)
+        replaced, best = folder / REPLACED, folder / BEST
+        if replaced.is_dir() and not best.exists():
+            replaced.rename(best)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _write(folder: Path, checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> None:
+def _write(
+    folder: Path,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer | None,
+    about: dict[str, Any] | None = None,
+) -> None:
     checkpoint.model.save(folder)
     if tokenizer is not None:
         tokenizer.save(folder)
@@ -231,6 +306,7 @@ def _write(folder: Path, checkpoint: Checkpoint, tokenizer: Tokenizer | None) ->
             "elapsed": checkpoint.elapsed,
             "run": identity,
             "metrics": checkpoint.metrics,
+            **(about or {}),
             "files": {file.name: file.stat().st_size for file in files},
             "digests": {file.name: file_digest(file) for file in files if file.name != WEIGHTS},
         },

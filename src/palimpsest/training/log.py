@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import zlib
@@ -137,14 +138,16 @@ class MetricsLog:
 
     def __init__(self, run: Path, step: int = 0) -> None:
         self._path = run / METRICS
-        self.validated: set[int] = set()
+        self.validated: dict[int, float] = {}  # step: loss
         content = b""
         if self._path.exists():
             kept = [(line, row) for line, row in _read(run) if row["step"] <= step]
             content = b"".join(line for line, _ in kept)
             with atomic_path(self._path) as temporary:
                 temporary.write_bytes(content)
-            self.validated = {row["step"] for _, row in kept if row["kind"] == "validation"}
+            self.validated = {
+                row["step"]: row["loss"] for _, row in kept if row["kind"] == "validation"
+            }
         self._bytes, self._sha256 = len(content), hashlib.sha256(content)
         self._file = open(self._path, "ab")  # noqa: SIM115 (closed by close)
 
@@ -161,7 +164,11 @@ class MetricsLog:
         self._bytes += len(line)
         self._sha256.update(line)
         if row["kind"] == "validation":
-            self.validated.add(row["step"])
+            self.validated[row["step"]] = row["loss"]
+
+    def lowest_before(self, step: int) -> float:
+        """The lowest validation loss of earlier steps; infinity if there is none."""
+        return min((v for s, v in self.validated.items() if s < step), default=math.inf)
 
     def digest(self) -> dict[str, Any]:
         """ "bytes" and "sha256" of all rows so far."""

@@ -20,7 +20,7 @@ from palimpsest.errors import PalimpsestError
 from palimpsest.models import LanguageModel
 from palimpsest.state import State
 from palimpsest.training.batch import TrainingData
-from palimpsest.training.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from palimpsest.training.checkpoint import Checkpoint, latest_checkpoint, save_best, save_checkpoint
 from palimpsest.training.log import MetricsLog
 from palimpsest.training.optimizer import (
     clip_to_norm,
@@ -213,6 +213,9 @@ class Trainer:
         if not math.isfinite(measured["loss"]):
             raise self._diverged(measured["loss"], math.nan, what="validation loss")
         row = self._row("validation", **measured)
+        if train.keep_best and row["loss"] < log.lowest_before(self.step):
+            # before the row: a kill between the two repeats the validation
+            save_best(self.run, self._checkpoint(log), row, tokenizer=data.tokenizer)
         log.add(row)
         progress.say(describe_validation(row, train.steps))
 
@@ -220,24 +223,25 @@ class Trainer:
 
     def save(self, log: MetricsLog) -> Path:
         """Write a checkpoint of this moment."""
+        keep = self.recipe.train.keep_checkpoints
+        return save_checkpoint(
+            self.run, self._checkpoint(log), tokenizer=self.data.tokenizer, keep=keep
+        )
+
+    def _checkpoint(self, log: MetricsLog) -> Checkpoint:
         log.sync()
         generators: dict[str, Any] = {"cpu": torch.get_rng_state()}
         if self.model.device.type == "cuda":
             generators["cuda"] = torch.cuda.get_rng_state(self.model.device)
         kept = [state for state in self._states if state is not None]
-        return save_checkpoint(
-            self.run,
-            Checkpoint(
-                step=self.step,
-                elapsed=self.elapsed,
-                model=self.model,
-                optimizer=self.optimizer.state_dict(),
-                training={"source": self.data.source.state_dict(), **generators},
-                state=State.cat(kept) if kept else None,
-                metrics=log.digest(),
-            ),
-            tokenizer=self.data.tokenizer,
-            keep=self.recipe.train.keep_checkpoints,
+        return Checkpoint(
+            step=self.step,
+            elapsed=self.elapsed,
+            model=self.model,
+            optimizer=self.optimizer.state_dict(),
+            training={"source": self.data.source.state_dict(), **generators},
+            state=State.cat(kept) if kept else None,
+            metrics=log.digest(),
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import torch
 
-from palimpsest.errors import ConfigError, InputError, PalimpsestError
-from palimpsest.models import LanguageModel, list_presets
+from palimpsest.digests import file_digest
+from palimpsest.errors import CheckpointError, ConfigError, InputError, PalimpsestError
+from palimpsest.models import LanguageModel, list_presets, load_model
 from palimpsest.models.registry import resolve
-from palimpsest.text import Tokenizer, is_stream
+from palimpsest.text import Tokenizer, is_stream, load_tokenizer
+from palimpsest.text.tokenizer import SAVED_NAME
 from palimpsest.training.batch import TrainingData
+from palimpsest.training.checkpoint import model_folder
 from palimpsest.training.recipe import Recipe
 from palimpsest.training.task_data import task_data
 from palimpsest.training.text_data import text_data
 
-__all__ = ["load_data", "pick_device", "prepare_model"]
+__all__ = ["load_data", "pick_device", "prepare_model", "weights_of"]
 
 
 def pick_device(name: str) -> torch.device:
@@ -68,6 +71,8 @@ def prepare_model(
             f"model.vocab_size={data.vocab_size}, or leave it out"
         )
     model = model_class(config).to(device)
+    if recipe.train.init_from:
+        copy_weights(model, recipe, data)
     bound = model.max_length
     if bound is not None and (recipe.data.order == "stream" or bound < recipe.data.seq_len):
         remedy = "another model is needed"
@@ -92,13 +97,71 @@ def prepare_model(
             model.state_features(model.init_state(1))  # refused where a model cannot
     spec = recipe.data.tokenizer
     resolved = recipe.replace("model", fields=config.to_dict())
-    resolved = resolved.replace("train", device=str(device))
+    start = recipe.train.init_from
+    resolved = resolved.replace(
+        "train", device=str(device), init_from=str(Path(start).resolve()) if start else ""
+    )
     return model, resolved.replace(
         "data",
         train=tuple(map(_absolute, recipe.data.train)),
         validation=tuple(map(_absolute, recipe.data.validation)),
         tokenizer=str(Path(spec).resolve()) if Path(spec).exists() and spec else spec,
     )
+
+
+def copy_weights(model: LanguageModel, recipe: Recipe, data: TrainingData) -> None:
+    """Give a model the weights that its recipe starts from.
+
+    Raises:
+        ConfigError: another architecture, configuration or tokenizer; named.
+        CheckpointError: there is no model, or it is damaged.
+    """
+    label = f"train.init_from={recipe.train.init_from!r}"
+    folder = model_folder(recipe.train.init_from)
+    source = load_model(folder, device=model.device)
+    if source.registry_name != model.registry_name:
+        raise ConfigError(
+            f"{label}: is of the architecture {source.registry_name}, the recipe's model of "
+            f"{model.registry_name}; the two must be the same"
+        )
+    ours, theirs = model.config.to_dict(), source.config.to_dict()
+    differing = [name for name in ours if ours[name] != theirs.get(name)]
+    if differing:
+        name = differing[0]
+        raise ConfigError(
+            f"{label}: has {name}={theirs.get(name)!r}, the recipe's model has "
+            f"{name}={ours[name]!r}; set model.{name}={theirs.get(name)!r}"
+        )
+    if data.tokenizer is not None and (folder / SAVED_NAME).is_file():
+        known = load_tokenizer(folder)
+        if known.fingerprint != data.tokenizer.fingerprint:
+            raise ConfigError(
+                f"{label}: was trained with the tokenizer {known.name!r}, the recipe has "
+                f"{data.tokenizer.name!r}; use the same tokenizer"
+            )
+    model.load_state_dict(source.state_dict())
+
+
+def weights_of(recipe: Recipe, recorded: dict[str, str] | None = None) -> dict[str, str] | None:
+    """Path and sha256 of the weights that a recipe starts from, or None.
+
+    Args:
+        recipe: with ``train.init_from``, or without.
+        recorded: what this function returned when the run began; the weights must be the same.
+
+    Raises:
+        CheckpointError: there is no model, or the weights have changed since.
+    """
+    if not recipe.train.init_from:
+        return None
+    folder = model_folder(recipe.train.init_from)
+    found = {"path": str(folder), "sha256": file_digest(folder / "model.safetensors")}
+    if recorded is not None and recorded["sha256"] != found["sha256"]:
+        raise CheckpointError(
+            f"{folder}: its weights are not those that the run started from; restore them, or "
+            "start a new run"
+        )
+    return found
 
 
 def _absolute(path: str) -> str:

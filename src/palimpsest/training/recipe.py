@@ -144,6 +144,9 @@ class TrainRecipe:
         save_every: optimizer steps between checkpoints, and one at the end; 0 only at the end.
         log_every: optimizer steps between rows of the metrics.
         keep_checkpoints: how many checkpoints stay, the newest ones; 0 keeps all.
+        keep_best: also keep the checkpoint with the lowest validation loss, as RUN/best.
+        init_from: a run, checkpoint or model folder whose weights the run starts from; "" draws
+            them from the seed.
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", …
     """
 
@@ -159,12 +162,19 @@ class TrainRecipe:
     save_every: int = 500
     log_every: int = 10
     keep_checkpoints: int = 2
+    keep_best: bool = False
+    init_from: str = ""
     device: str = "auto"
 
     def __post_init__(self) -> None:
         positive = ("steps", "batch_size", "grad_accumulation", "eval_batches", "log_every")
         _at_least(self, "train", 1, *positive)
         _at_least(self, "train", 0, "bptt", "eval_every", "save_every", "keep_checkpoints")
+        if self.keep_best and self.eval_every == 0:
+            raise ConfigError(
+                "train.keep_best=true with train.eval_every=0: the best is chosen by validation; "
+                "set eval_every"
+            )
         if not 0 <= self.seed < SEED_LIMIT:
             raise ConfigError(f"train.seed={self.seed}: must be from 0 to 2^63 - 1")
         if self.batch_size % self.grad_accumulation:

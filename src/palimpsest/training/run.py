@@ -23,8 +23,9 @@ from palimpsest.ops.compilation import report_compilation
 from palimpsest.training import checkpoint as checkpoints
 from palimpsest.training.log import MetricsLog, check_metrics, read_metrics
 from palimpsest.training.loop import Trainer
+from palimpsest.training.optimizer import lr_factor
 from palimpsest.training.plot import plot_runs
-from palimpsest.training.prepare import load_data, pick_device, prepare_model
+from palimpsest.training.prepare import load_data, pick_device, prepare_model, weights_of
 from palimpsest.training.progress import TrainingProgress
 from palimpsest.training.recipe import Recipe
 from palimpsest.training.recipe_file import load_recipe
@@ -169,6 +170,7 @@ def _resume(
     meta = read_meta(folder)
     check_files(folder, meta)
     recipe = load_recipe(folder / RECIPE)
+    planned = recipe.train.steps
     if steps is not None:
         recipe = recipe.replace("train", steps=steps)
     if device is not None:
@@ -183,6 +185,7 @@ def _resume(
         kept = None
         torch.manual_seed(recipe.train.seed)
         if latest is None:  # stopped before its first checkpoint: the seed gives the same start
+            weights_of(recipe, meta.get("init_from"))
             model, _ = prepare_model(recipe, data, where)
         else:
             kept = checkpoints.load_checkpoint(latest, where)
@@ -204,7 +207,23 @@ def _resume(
         check_metrics(folder)
         add_session(folder, meta, recipe, done, where)  # takes the old digest of the metrics away
         log = MetricsLog(folder, done)
-        return _session(trainer, log, progress, stop_after)
+        note = _rate_change(recipe, planned, done)
+        return _session(trainer, log, progress, stop_after, note)
+
+
+def _rate_change(recipe: Recipe, planned: int, done: int) -> str | None:
+    """What another number of steps does to the learning rate of the next one, in one line."""
+    before, after = (
+        recipe.optimizer.lr * lr_factor(done, recipe.optimizer, steps)
+        for steps in (planned, recipe.train.steps)
+    )
+    if before == after:
+        return None
+    return (
+        f"--steps {recipe.train.steps} in place of {planned}: the {recipe.optimizer.schedule} "
+        f"schedule now ends at step {recipe.train.steps}, so the learning rate of step {done + 1} "
+        f"is {after:.3g} and not {before:.3g}"
+    )
 
 
 @contextlib.contextmanager
@@ -234,9 +253,17 @@ def _own_generators(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _session(trainer: Trainer, log: MetricsLog, show: bool, stop_after: int | None) -> RunResult:
+def _session(
+    trainer: Trainer,
+    log: MetricsLog,
+    show: bool,
+    stop_after: int | None,
+    note: str | None = None,
+) -> RunResult:
     folder, steps = trainer.run, trainer.recipe.train.steps
     progress = TrainingProgress(steps, trainer.step, show=show)
+    if note is not None:
+        progress.say(note)
     calls = backend_calls()
     try:
         with StopSignals() as stop, report_compilation(progress.say):

@@ -36,6 +36,7 @@ from palimpsest.ops import backend_calls
 from palimpsest.provenance import device_name, versions
 from palimpsest.text import Tokenizer, load_tokenizer
 from palimpsest.training.batch import TrainingData
+from palimpsest.training.prepare import weights_of
 from palimpsest.training.recipe import Recipe
 from palimpsest.training.recipe_file import dump_recipe
 
@@ -88,6 +89,7 @@ def make_folder(folder: Path, recipe: Recipe, model: LanguageModel, data: Traini
         "seed": recipe.train.seed,
         "precision": recipe.train.precision,
         "recipe": dataclasses.asdict(recipe),
+        "init_from": weights_of(recipe),
         "id": _identity(recipe, data.description),
         "sessions": [_session_record(0, model.device)],
     }
