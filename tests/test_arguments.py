@@ -17,7 +17,7 @@ from palimpsest.text import ByteTokenizer
 
 IDS = torch.tensor([[1, 2, 3]])
 TOKENIZER = ByteTokenizer()
-NOT_FUNCTIONS = {
+NOT_FUNCTIONS = {"GradientError", 
     "CheckpointError", "ConfigError", "InputError", "PalimpsestError", "StateError",
     "StorageError", "__version__",
     "ModelOutput",  # what a model returns; nobody else makes one

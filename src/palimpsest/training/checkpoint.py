@@ -36,8 +36,8 @@ from palimpsest.text import Tokenizer
 
 __all__ = [
     "Checkpoint",
-    "best_checkpoint",
     "CheckpointWriteError",
+    "best_checkpoint",
     "checkpoint_steps",
     "latest_checkpoint",
     "load_checkpoint",

@@ -134,7 +134,7 @@ def copy_weights(model: LanguageModel, recipe: Recipe, data: TrainingData) -> No
         )
     if data.tokenizer is not None and (folder / SAVED_NAME).is_file():
         known = load_tokenizer(folder)
-        if known.fingerprint != data.tokenizer.fingerprint:
+        if known.fingerprint() != data.tokenizer.fingerprint():
             raise ConfigError(
                 f"{label}: was trained with the tokenizer {known.name!r}, the recipe has "
                 f"{data.tokenizer.name!r}; use the same tokenizer"
