@@ -25,11 +25,14 @@ __all__ = ["model_data", "pack", "render_page", "unpack"]
 SCRIPTS = (
     "decode.js",
     "colours.js",
+    "help.js",
     "canvas.js",
     "text.js",
     "trajectory.js",
     "minimap.js",
+    "overtime.js",
     "details.js",
+    "find.js",
     "main.js",
 )
 _PLACE = re.compile(r"\{\{(\w+)\}\}")

@@ -12,14 +12,14 @@ function binOf(edges, value) {
 function colourModes(models) {
   const bits = { names: binNames(BITS), bin: (value) => binOf(BITS, value), letter: "b" };
   const modes = [
-    { ...bits, key: "surprise", title: "by surprise",
+    { ...bits, key: "surprise", title: "by surprise", order: "surprise",
       legend: "surprise in bits:", of: (m, cell) => m.sum(m.surprise, cell) },
-    { ...bits, key: "entropy", title: "by expected surprise",
+    { ...bits, key: "entropy", title: "by expected surprise", order: "expected surprise",
       legend: "entropy of the prediction in bits:", of: (m, cell) => m.sum(m.entropy, cell) },
   ];
   if (models.length === 2) {
     modes.push({
-      key: "difference", title: "by difference", names: differenceNames(), letter: "d",
+      key: "difference", title: "by difference", order: "difference", names: differenceNames(), letter: "d",
       bin: (v) => SIZES.length + Math.sign(v) * binOf(SIZES, Math.abs(v)),
       legend: "bits, compared with the other model:",
       of: (m, cell) => {
@@ -30,7 +30,7 @@ function colourModes(models) {
       },
     });
   }
-  modes.push({ key: "none", title: "not at all", names: [], letter: "n", legend: "", of: () => null });
+  modes.push({ key: "none", title: "not at all", order: "surprise", names: [], letter: "n", legend: "", of: () => null });
   return modes;
 }
 

@@ -18,12 +18,14 @@ function cardOf(title, ...children) {
 }
 
 class Details {
-  constructor(model, root, below, on) {
+  constructor(model, root, below, on, path) {
     this.model = model;
     this.on = on;
     this.head = element("p", { class: "token-head" });
     this.parts = [];
-    root.append(cardOf("Token", this.head, this.makePredictions()));
+    root.append(cardOf("Token", helpOn("Surprise", "Expected", "Rank",
+      ...(models.length > 1 ? ["Difference"] : []), "Predictions"), this.head, this.makePredictions()));
+    root.append(path);
     if (model.retrieved.length) root.append(this.makeRetrieved());
     if (model.gates.length) root.append(this.makeGates());
     if (model.heads.length) below.append(this.makeHeads());
@@ -45,7 +47,7 @@ class Details {
       setBar(row.share, known ? probability : 0);
     }));
     return element("table", { class: "predictions" },
-      element("caption", {}, "Likeliest at this place, before it was read"),
+      element("caption", {}, "Most likely at this position, before it was read"),
       element("tbody", {}, ...rows.map((row) => row.node)));
   }
 
@@ -61,8 +63,8 @@ class Details {
         setBar(row.share, row.gate.values[token]);
       }
     });
-    return cardOf("Gates", element("div", { class: "scroll" }, element("table", {},
-      element("caption", {}, "Mean over the entries of each"),
+    return cardOf("Gates", gateHelp(this.model), element("div", { class: "scroll" }, element("table", {},
+      element("caption", {}, "Mean over the entries of each, at this token"),
       element("tbody", {}, ...rows.map((row) => row.node)))));
   }
 
@@ -99,7 +101,7 @@ class Details {
       shown = layer === null ? rows : rows.filter((row) => row.layer === layer);
       body.replaceChildren(...shown.map((row) => row.node));
     };
-    const card = cardOf("Heads");
+    const card = cardOf("Heads", helpOn(...columns));
     if (rows.length > MOST_ROWS) {
       const pick = element("select", {},
         ...layers.map((layer) => element("option", { value: layer }, `layer ${layer}`)));
@@ -115,7 +117,8 @@ class Details {
         else cell.textContent = half ? number(-1 / value) : retention(value);
       }
     });
-    const header = columns.map((name) => element("th", { class: "number", scope: "col" }, name));
+    const header = columns.map((name) => element("th",
+      { class: "number", scope: "col", title: HELP[name] ?? null }, name));
     card.append(element("div", { class: "scroll", tabindex: "0", role: "region",
       "aria-label": "heads at this token" },
       element("table", { class: "heads" },
@@ -143,10 +146,10 @@ class Details {
           button.addEventListener("click", () => this.on.go(place));
           made.push(button);
         }
-        list.replaceChildren(...(made.length ? made : [element("span", { class: "note" }, "nothing yet")]));
+        list.replaceChildren(...(made.length ? made : [element("span", { class: "note" }, "none yet")]));
       }
     });
-    return cardOf("Retrieved positions", ...lists.map(({ node }) => node));
+    return cardOf("Retrieved positions", helpOn("Retrieved positions"), ...lists.map(({ node }) => node));
   }
 
   found(token) {
@@ -163,20 +166,39 @@ class Details {
     const m = this.model, cell = m.cellOf[token], size = m.after(cell) - m.first[cell];
     const share = size > 1 ? `, ${token - m.first[cell] + 1} of ${size} of “${m.shown(cell)}”` : "";
     this.head.replaceChildren(element("b", { class: "token-name" }, m.name(token)),
-      ` token ${(token + 1).toLocaleString("en")} of ${m.tokens.toLocaleString("en")}${share}. `
-      + this.summary(token));
+      ` token ${(token + 1).toLocaleString("en")} of ${m.tokens.toLocaleString("en")}${share}. `,
+      this.difference(token), ` ${this.summary(token)}`);
     for (const part of this.parts) part(token);
+  }
+
+  // Bits compared with the other model, over the bytes of this token; "" without one.
+  difference(token) {
+    const m = this.model, other = models[1 - models.indexOf(m)];
+    const low = m.bytes[token], high = m.byteEnd(token);
+    if (models.length < 2 || high <= low || !m.rank[token]) return "";
+    const bits = m.surprise[token] - other.bitsBetween(low, high);
+    if (Number.isNaN(bits)) return "";
+    const sign = bits < 0 ? "−" : "+";
+    return element("span", { class: "difference", title: HELP.Difference },
+      `${sign}${Math.abs(bits).toFixed(2)} bits vs ${other.label}`);
   }
 
   summary(token) {
     const m = this.model;
-    if (!m.rank[token]) return "Nothing predicted it: it is the first.";
+    if (!m.rank[token]) return "Not predicted: it is the first token.";
     return `Surprise ${number(m.surprise[token])} bits (expected ${number(m.entropy[token])}), `
       + `probability ${number(2 ** -m.surprise[token])}, rank ${m.rank[token].toLocaleString("en")}.`;
   }
 }
 
-// A share near 1 is told by what is missing.
+function gateHelp(model) {
+  const help = helpOn("Gates");
+  help.lastChild.append(...model.gates.flatMap((gate) => [
+    element("dt", {}, gate.name), element("dd", {}, gate.doc)]));
+  return help;
+}
+
+// A share near 1 is written as 1 minus the rest.
 function retention(log) {
   const share = Math.exp(log);
   return share > 0.9995 ? `1 − ${number(-Math.expm1(log), 2)}` : number(share);
@@ -193,7 +215,7 @@ function halfLives(model) {
       element("td", { class: "name" }, titles.size > 1 ? `${place} ${part.title}` : place), bar(share),
       element("td", { class: "number" }, value === null ? `> ${number(part.longestLag)}` : number(value)));
   }));
-  return cardOf("Half-lives of the heads", element("div", { class: "scroll", tabindex: "0",
+  return cardOf("Half-lives of the heads", helpOn("Half-lives of the heads"), element("div", { class: "scroll", tabindex: "0",
     role: "region", "aria-label": "half-lives" }, element("table", { class: "lives-table" },
     element("caption", {}, "Tokens after which 1/e is left, over the whole text; bars are logarithmic"),
     element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "head"),

@@ -8,6 +8,7 @@ const clear = document.getElementById("clear");
 let mode = modes[0];
 let range = null; // of bytes
 const views = [];
+let active; // the view in which search and order move
 
 class View {
   constructor(model, index) {
@@ -28,13 +29,13 @@ class View {
     this.line = element("div", { class: "now-line" });
     this.rangeLine = element("div", { class: "range-line", "aria-live": "polite" });
     const shares = model.shares.map((share) => `${Math.round(100 * share)} %`);
-    look.append(cardOf(`Trajectory of ${model.trajectory}`, plot, element("p", { class: "note" },
-      `Across ${shares[0]}, up ${shares[1]} of the variance. Ring: this token, with the way that led `
-      + "to it. Selected: from circle to square.")));
+    const path = cardOf(`Trajectory of ${model.trajectory}`, helpOn("Trajectory"), plot,
+      element("p", { class: "note" }, `Horizontal: ${shares[0]} of the variance; vertical: ${shares[1]}. `
+        + "Ring: this token, with the 12 steps before it. Selection: from circle to square."));
     const lives = element("div", { class: "lives" });
     root.append(
       element("div", { class: "head" }, element("h2", {}, model.label), facts,
-        element("p", { class: "note" }, model.missing.join(" "))),
+        element("p", { class: "note missing" }, this.lacking())),
       element("div", { class: "reading" }, map, text, element("div", { class: "now-line" },
         this.line, this.rangeLine)),
       look, lives);
@@ -48,13 +49,28 @@ class View {
       step: (by) => go(this, Math.min(model.tokens - 1, Math.max(0, this.pinned + by))),
       scroll: () => this.scrolled(),
     };
-    this.details = new Details(model, look, lives, on);
+    this.details = new Details(model, look, lives, on, path);
+    this.time = null;
+    if (model.heads.length || model.gates.length) {
+      const card = cardOf("Over time", helpOn("Over time", ...model.heads.map((part) => part.title), "Gates"));
+      lives.prepend(card);
+      this.time = new OverTime(model, card, on);
+    }
     if (model.heads.some((part) => part.kind === "retention")) lives.append(halfLives(model));
     this.map = new Minimap(model, map, on);
     this.trajectory = new Trajectory(model, plot, on);
     this.text = new TextPane(model, text, mode, on);
     this.show();
     this.scrolled();
+  }
+
+  // In a comparison one line: what only the other model has.
+  lacking() {
+    const other = models[1 - this.index];
+    if (models.length < 2) return this.model.missing.join(" ");
+    const has = panelsOf(this.model);
+    const lacks = panelsOf(other).filter((name) => !has.includes(name));
+    return lacks.length ? `Not in this model: ${lacks.join(", ")}.` : "";
   }
 
   get token() { return this.hovered ?? this.pinned; }
@@ -75,8 +91,9 @@ class View {
     this.text.show(token, found);
     this.trajectory.show(token, found);
     this.map.show(token);
+    this.time?.show(token);
     const name = element("b", {}, this.model.name(token));
-    this.line.replaceChildren(name, ` ${this.details.summary(token)}`);
+    this.line.replaceChildren(name, " ", this.details.difference(token), ` ${this.details.summary(token)}`);
   }
 
   scrolled() {
@@ -92,6 +109,7 @@ class View {
     const tokens = range && [m.tokenAtByte(range[0]), m.tokenAtByte(range[1] - 1)];
     this.text.select(tokens);
     this.trajectory.select(tokens);
+    this.time?.select(tokens);
     this.map.range = tokens;
     this.map.sheet.soon();
     if (!tokens) { this.rangeLine.textContent = ""; return; }
@@ -122,6 +140,7 @@ function hover(view, token) {
 }
 
 function pin(view, token) {
+  active = view;
   everywhere(view, token, (other, same) => {
     other.pinned = same;
     other.hovered = null;
@@ -134,6 +153,21 @@ function go(view, token) {
   pin(view, token);
   view.text.reveal(token);
   view.scrolled();
+}
+
+// The same, with the focus if the text has it.
+function jump(view, token) {
+  if (view.text.root.contains(document.activeElement)) view.text.focus(token);
+  else go(view, token);
+  view.scrolled();
+}
+
+// What a model has panels for.
+function panelsOf(model) {
+  const has = (kind) => model.heads.some((part) => part.kind === kind);
+  return [["gates", model.gates.length], ["write strength", has("write")],
+    ["retention and half-lives", has("retention")], ["retrieved positions", model.retrieved.length],
+    ["a memory matrix", model.memories?.length]].filter(([, there]) => there).map(([name]) => name);
 }
 
 function selectTokens(view, tokens) {
@@ -157,10 +191,11 @@ function setMode(key) {
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   const button = document.getElementById("theme");
-  button.setAttribute("aria-pressed", String(dark));
+  button.textContent = dark ? "Use light theme" : "Use dark theme";
   for (const view of views) {
     view.trajectory.below.soon();
     view.map.sheet.soon();
+    view.time?.resize();
   }
 }
 
@@ -180,5 +215,14 @@ document.addEventListener("keydown", (event) => { if (event.key === "Escape" && 
 
 if (models.length > 1) main.classList.add("two");
 models.forEach((model, index) => views.push(new View(model, index)));
+active = views[0];
 setMode("surprise");
+const finder = new Finder(document.getElementById("search"), document.getElementById("status"));
+document.getElementById("next").addEventListener("click", () => finder.step(1));
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, select")) return;
+  if (event.key === "n") finder.step(1);
+  else if (event.key === "p") finder.step(-1);
+  else if (event.key === "/") { event.preventDefault(); finder.field.focus(); }
+});
 document.documentElement.dataset.ready = "yes";
