@@ -39,4 +39,4 @@ autodoc_typehints = "none"  # docstrings state shapes, which annotations cannot
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 python_use_unqualified_type_names = True
-napoleon_custom_sections = ["Source", "Legend"]
+napoleon_custom_sections = ["Source", "Legend", ("Class attributes", "params_style")]
