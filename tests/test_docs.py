@@ -30,6 +30,7 @@ EXECUTED = [
 ]
 SMALLER = {  # options added to a command of a page, so that it takes seconds
     "train --task": "--steps 2 --batch-size 2 --set train.eval_batches=1",
+    "eval gpnm-tiny throughput": "--rounds 1",
     "inspect": "--max-tokens 200",
     "bench": "--rounds 1 --batch 2 --length 16",
 }

@@ -87,9 +87,9 @@ def _escape(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
         lines[i] = "".join(parts)
     for i in range(len(lines) - 1, 0, -1):  # an indented paragraph needs an empty line around it
         above, here = lines[i - 1], lines[i]
-        if above.startswith(" ") != here.startswith(" ") and above.strip() and here.strip():
-            if not above.rstrip().endswith(":") or above.startswith(" "):
-                lines.insert(i, "")
+        apart = above.startswith(" ") != here.startswith(" ") and above.strip() and here.strip()
+        if apart and (above.startswith(" ") or not above.rstrip().endswith(":")):
+            lines.insert(i, "")
 
 
 def setup(app: Any) -> dict[str, bool]:
