@@ -108,9 +108,8 @@ def test_quantities_are_explained_in_place(opened: Any) -> None:
 
 def test_a_narrow_page_shows_the_token_before_the_other_panels(opened: Any) -> None:
     page = opened("one", 400)
-    cards = page.run(
-        "[...document.querySelectorAll('.card')].map(e => e.getAttribute('aria-label'))"
-    )
+    first = page.page.locator(".card").first
+    assert first.get_attribute("aria-label") == "Token"
     box = page.page.locator("section[aria-label=Token]").bounding_box()
     text = page.page.locator(".text").bounding_box()
     assert text["y"] < box["y"] < 900  # in view without scrolling
