@@ -59,6 +59,16 @@ def test_a_run_is_loaded_as_the_command_line_loads_it(
         assert str(failure.value).split(":")[0] in shown.err.replace("\n", "")
 
 
+def test_numba_that_does_not_compile_is_not_called_usable(
+    cli: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    reason = "NUMBA_DISABLE_JIT is set"
+    monkeypatch.setattr("palimpsest.cli.info.numba_missing", lambda: reason)
+    assert json.loads(cli("info", "--json").out)["numba_unusable"] == reason
+    assert "but not used" in " ".join(cli("info").out.split())
+
+
 def test_a_missing_backend_says_why(cli: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     op = Dispatcher("toy_op")
     monkeypatch.delitem(dispatchers.__globals__["_dispatchers"], "toy_op")

@@ -95,7 +95,7 @@ class CompareArgs:
     """Runs side by side, each in a process with its share of the threads."""
 
     threads: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """CPU threads of all together. By default the machine's."""
+    """CPU threads of all together. By default OMP_NUM_THREADS, or all cores."""
 
 
 def run(args: CompareArgs) -> int:

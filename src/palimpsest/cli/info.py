@@ -27,6 +27,7 @@ from palimpsest.models import LanguageModel, build, list_models, list_presets
 from palimpsest.models.registry import config_class
 from palimpsest.ops import BackendUnavailableError
 from palimpsest.ops.dispatch import dispatchers
+from palimpsest.ops.threads import numba_missing
 from palimpsest.streams import plain
 
 __all__ = ["InfoArgs", "missing_backends", "run"]
@@ -93,6 +94,7 @@ def everything() -> dict[str, Any]:
         "extras": {
             extra: all(map(_installed, packages)) for extra, packages in optional_packages().items()
         },
+        "numba_unusable": numba_missing() if importlib.util.find_spec("numba") else None,
         "backends": {
             op: {"available": list(d.available()), "missing": missing_backends(op)}
             for op, d in sorted(dispatchers().items())
@@ -241,7 +243,9 @@ def _show_everything(facts: dict[str, Any], console: Console) -> None:
         _row(table, name, ", ".join(value) if isinstance(value, list) else str(value))
     for extra, there in facts["extras"].items():
         hint = f"not installed (pip install 'palimpsest-lm[{extra}]')"
-        _row(table, f"extra {extra}", "installed" if there else hint)
+        unusable = facts["numba_unusable"] if extra == "numba" else None
+        here = f"installed, but not used: {unusable}" if unusable else "installed"
+        _row(table, f"extra {extra}", here if there else hint)
     console.print(table)
     table = _table("backends", "op", "backend", "here")
     for op, backends in facts["backends"].items():

@@ -55,7 +55,8 @@ def run_compare(
         settings: what is compared, and how.
         out: the folder of its results; those in it that still hold are used again.
         jobs: runs side by side, each with its share of the threads.
-        threads: CPU threads of all together; None takes the machine's.
+        threads: CPU threads of all together; None takes torch's number,
+            which OMP_NUM_THREADS sets.
         console: for progress; standard error by default.
 
     Returns:

@@ -104,6 +104,7 @@ class GroundedModel(LanguageModel):
     """What GPN and GPN+M share: embeddings, the block, the tied decoder."""
 
     state_class = GroundedState
+    sequential = True
     config: GPNConfig
 
     def __init__(self, config: GPNConfig) -> None:

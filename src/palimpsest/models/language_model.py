@@ -46,12 +46,14 @@ class LanguageModel(nn.Module, ABC):
         own_ops: False for an architecture that uses torch's own operations only, for which the
             contract tests then expect no backends.
         scaling: how its sizes grow, for ``palimpsest.match``; None where nobody has said.
+        sequential: whether all its products are computed one token after another.
     """
 
     registry_name: ClassVar[str] = ""
     state_class: ClassVar[type[State]] = State
     own_ops: ClassVar[bool] = True
     scaling: ClassVar[Scaling | None] = None
+    sequential: ClassVar[bool] = False
     config: ModelConfig
 
     def __init__(self, config: ModelConfig) -> None:

@@ -69,7 +69,8 @@ def run_table(
         seeds: in place of the table's.
         rows: only rows whose labels contain one of these.
         jobs: rows measured side by side, each with its share of the threads.
-        threads: CPU threads of all together; None takes the machine's.
+        threads: CPU threads of all together; None takes torch's number,
+            which OMP_NUM_THREADS sets.
         console: for progress; standard error by default.
 
     Returns:

@@ -69,7 +69,7 @@ def run_jobs(
         jobs: with different keys.
         out: results are in its folder ``jobs``.
         workers: how many jobs run side by side.
-        threads: CPU threads of all together; None takes the machine's.
+        threads: CPU threads of all together; None takes torch's number, which OMP_NUM_THREADS sets.
         console: for progress; standard error by default.
         label: what the progress bar calls the whole.
 
@@ -114,7 +114,7 @@ def run_jobs(
         results[job.key] = result
         _say(console, f"[{len(results)}/{len(jobs)}] {_summary(job, result)}")
 
-    total = threads or os.cpu_count() or 1
+    total = threads or torch.get_num_threads()  # respects OMP_NUM_THREADS
     apart = [job for job in pending if not (job.exclusive or workers == 1)]
     alone = [job for job in pending if job.exclusive or workers == 1]
     if pending:

@@ -42,6 +42,7 @@ from palimpsest.training.run_folder import (
     record_backends,
 )
 from palimpsest.training.signals import StopSignals
+from palimpsest.training.threads import training_threads
 
 __all__ = ["RunResult", "resume", "train"]
 
@@ -124,10 +125,11 @@ def train(
         data = load_data(recipe)
         torch.manual_seed(recipe.train.seed)
         model, recipe = prepare_model(recipe, data, device)
-        make_folder(folder, recipe, model, data)
-        with one_process(folder):
-            trainer = Trainer(recipe, model, data, folder)
-            return _session(trainer, MetricsLog(folder), progress, stop_after)
+        with training_threads(model, recipe) as note:
+            make_folder(folder, recipe, model, data)
+            with one_process(folder):
+                trainer = Trainer(recipe, model, data, folder)
+                return _session(trainer, MetricsLog(folder), progress, stop_after, note)
 
 
 def resume(
@@ -205,10 +207,12 @@ def _resume(
                     f"{latest}: does not fit the run's recipe ({failure})"
                 ) from failure
         check_metrics(folder)
-        add_session(folder, meta, recipe, done, where)  # takes the old digest of the metrics away
-        log = MetricsLog(folder, done)
-        note = _rate_change(recipe, planned, done)
-        return _session(trainer, log, progress, stop_after, note)
+        with training_threads(model, recipe, meta["sessions"]) as threads_note:
+            # takes the old digest of the metrics away
+            add_session(folder, meta, recipe, done, where)
+            log = MetricsLog(folder, done)
+            notes = (threads_note, _rate_change(recipe, planned, done))
+            return _session(trainer, log, progress, stop_after, *notes)
 
 
 def _rate_change(recipe: Recipe, planned: int, done: int) -> str | None:
@@ -258,11 +262,11 @@ def _session(
     log: MetricsLog,
     show: bool,
     stop_after: int | None,
-    note: str | None = None,
+    *notes: str | None,
 ) -> RunResult:
     folder, steps = trainer.run, trainer.recipe.train.steps
     progress = TrainingProgress(steps, trainer.step, show=show)
-    if note is not None:
+    for note in filter(None, notes):
         progress.say(note)
     calls = backend_calls()
     try:
