@@ -243,9 +243,9 @@ def _show_everything(facts: dict[str, Any], console: Console) -> None:
         _row(table, name, ", ".join(value) if isinstance(value, list) else str(value))
     for extra, there in facts["extras"].items():
         hint = f"not installed (pip install 'palimpsest-lm[{extra}]')"
-        unusable = facts["numba_unusable"] if extra == "numba" else None
-        here = f"installed, but not used: {unusable}" if unusable else "installed"
-        _row(table, f"extra {extra}", here if there else hint)
+        _row(table, f"extra {extra}", "installed" if there else hint)
+    if facts["numba_unusable"]:
+        _row(table, "numba", f"installed, but not used: {facts['numba_unusable']}")
     console.print(table)
     table = _table("backends", "op", "backend", "here")
     for op, backends in facts["backends"].items():
