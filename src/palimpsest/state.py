@@ -125,6 +125,11 @@ class State:
                     f"states[{i}] is {_outline(*outline)}, states[0] is {_outline(*outlines[0])}: "
                     "only states of one model can be joined"
                 )
+            if _plain(states[i]) != _plain(states[0]):
+                raise StateError(
+                    f"states[{i}] has {_plain(states[i])}, states[0] has {_plain(states[0])}: only "
+                    "states with the same settings can be joined"
+                )
         parts = iter([torch.cat([table[name] for table in tables]) for name in tables[0]])
         return states[0].map(lambda _: next(parts))
 
@@ -192,6 +197,20 @@ def _named(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, tuple):
         for i, item in enumerate(value):
             yield from _named(f"{name}.{i}", item)
+
+
+def _plain(state: State) -> dict[str, int | str]:
+    """The values of a state that are not tensors, such as a window, by dotted name."""
+    found: dict[str, int | str] = {}
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        for i, item in enumerate(value if isinstance(value, tuple) else (value,)):
+            name = f"{field.name}.{i}" if isinstance(value, tuple) else field.name
+            if isinstance(item, State):
+                found |= {f"{name}.{inner}": v for inner, v in _plain(item).items()}
+            elif isinstance(item, (int, str)):
+                found[name] = item
+    return found
 
 
 def _map(change: Callable[[Tensor], Tensor], value: Any) -> Any:

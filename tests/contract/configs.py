@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CONFIGS", "EARLIER_LOGITS_TO_ROUNDING", "OWN_LEARNING_RATES"]
+__all__ = ["CONFIGS", "EARLIER_LOGITS_TO_ROUNDING", "OWN_LEARNING_RATES", "WINDOWS"]
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "gpn": {
@@ -74,6 +74,13 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "n_heads": 3,
             "positions": "none",
         },
+        "nope-window": {
+            "vocab_size": 37,
+            "d_model": 27,
+            "n_layers": 2,
+            "n_heads": 3,
+            "positions": "none",
+        },
     },
     "transformerpp": {
         "plain": {
@@ -92,6 +99,13 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "d_ffn": 23,
             "rope_base": 100.0,
             "tie_embeddings": True,
+        },
+        "window": {
+            "vocab_size": 37,
+            "d_model": 30,
+            "n_layers": 2,
+            "n_heads": 5,
+            "d_ffn": 23,
         },
     },
     "mamba2": {
@@ -122,6 +136,14 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "n_heads": 3,
             "state_dim": 7,
             "max_seq_len": 73,
+        },
+        "nope-window": {
+            "vocab_size": 37,
+            "d_model": 21,
+            "n_layers": 2,
+            "n_heads": 3,
+            "state_dim": 5,
+            "positions": "none",
         },
     },
     "triple-latent": {
@@ -228,3 +250,10 @@ OWN_LEARNING_RATES: dict[str, dict[str, float]] = {"gated-hybrid": {"log_tempera
 
 Everything that is not declared here learns at the model's own rate.
 """
+
+WINDOWS: dict[tuple[str, str], int] = {
+    ("transformer", "nope-window"): 6,
+    ("transformerpp", "window"): 6,
+    ("transformer-triple", "nope-window"): 3,
+}
+"""(Architecture, label) → ``model.trained_length``, its window, shorter than a text."""

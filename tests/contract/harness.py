@@ -21,7 +21,7 @@ import palimpsest
 from palimpsest.ops.dispatch import dispatchers
 from palimpsest.state import State
 from tests.comparison import assert_all_close
-from tests.contract.configs import CONFIGS
+from tests.contract.configs import CONFIGS, WINDOWS
 
 AUTOMATIC = "automatic"
 HEAD_OP = "cross_entropy"  # serves every model; its own tests compare its backends
@@ -93,6 +93,7 @@ class Setting:
         torch.manual_seed(1)
         model = palimpsest.build(self.model, **CONFIGS[self.model][self.label])
         randomise(model)
+        model.trained_length = WINDOWS.get((self.model, self.label))
         return model.to(PRECISIONS[self.precision].dtype).eval()
 
     @contextlib.contextmanager

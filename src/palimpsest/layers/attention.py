@@ -1,10 +1,11 @@
-"""Causal self-attention with a cache of keys and values that grows with the text.
+"""Causal self-attention with a cache of keys and values, of the whole text or of a window.
 
 Legend: B batch, T time, N cached positions with the T new ones, D d_model, H heads, K = D / H.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from palimpsest.layers.documents import first_readable
+from palimpsest.layers.documents import first_readable, oldest_in_window
 from palimpsest.layers.growing import Growing
 from palimpsest.layers.init import linear, xavier_uniform_
 from palimpsest.ops.library_kernels import attend
@@ -50,6 +51,8 @@ class AttentionCache(State):
         first: (B,) the first position of the row's current document.
         masked: (B,) bool, whether there are any positions that the row may not read; without any,
             attention runs without a mask.
+        window: each position reads itself and the ``window - 1`` tokens before it; 0: all tokens
+            before it. The cache then keeps ``window - 1`` tokens, whatever the length of the text.
     """
 
     kind: ClassVar[str] = "attention-cache"
@@ -58,6 +61,7 @@ class AttentionCache(State):
     real: Growing
     first: Tensor
     masked: Tensor
+    window: int = 0
 
     @staticmethod
     def empty(
@@ -67,6 +71,7 @@ class AttentionCache(State):
         width: int,
         device: torch.device | str,
         dtype: torch.dtype,
+        window: int = 0,
     ) -> AttentionCache:
         """A cache of no positions."""
         layer = torch.zeros(batch, 0, 2, n_heads, width, device=device, dtype=dtype)
@@ -76,6 +81,7 @@ class AttentionCache(State):
             Growing(flags),
             torch.zeros(batch, device=device, dtype=torch.long),
             torch.zeros(batch, device=device, dtype=torch.bool),
+            window,
         )
 
     def extend(
@@ -92,7 +98,7 @@ class AttentionCache(State):
             The cache, its keys and values still to be appended, and the mask (B,1,T,N) of what
             each new position reads, or None where plain causal attention is right.
         """
-        past = self.real.length
+        past, total = self.real.length, self.real.length + length
         if hold_BT is None:
             written_BT = self.first.new_ones(len(self.first), length, dtype=torch.bool)
         else:
@@ -103,13 +109,19 @@ class AttentionCache(State):
         if reset_BT is not None:
             masked_B = masked_B | reset_BT.any(1)
         first_BT = first_readable(self.first, length, past, reset_BT)
-        cache = AttentionCache(self.keys_values, real, first_BT[:, -1].clone(), masked_B)
-        if past == 0 and hold_BT is None and reset_BT is None:
+        first_B = first_BT[:, -1].clone()
+        too_many = 0 < self.window < total  # more entries than one position reads
+        if 0 < self.window <= total:
+            oldest_BT = oldest_in_window(real.entries, length, self.window)
+            first_BT = torch.maximum(first_BT, oldest_BT[:, :-1])
+            first_B = torch.maximum(first_B, oldest_BT[:, -1].clone())
+        cache = AttentionCache(self.keys_values, real, first_B, masked_B, self.window)
+        if past == 0 and hold_BT is None and reset_BT is None and not too_many:
             return cache, None
-        some_masked = bool(masked_B.any())
+        some_masked = too_many or bool(masked_B.any())
         if length == 1 and not some_masked:
             return cache, None
-        column_N = torch.arange(past + length, device=self.first.device)
+        column_N = torch.arange(total, device=self.first.device)
         own_T1 = column_N[past:, None]
         mask = (column_N <= own_T1)[None]
         if some_masked:
@@ -117,16 +129,49 @@ class AttentionCache(State):
             mask = mask | (column_N == own_T1)  # padding reads itself: no softmax over nothing
         return cache, mask[:, None]
 
-    def forget_unreadable(self) -> AttentionCache:
-        """Drop the positions at the front that no row can read any more."""
-        count = int(self.first.min())
-        if count == 0:
-            return self
+    def with_layers(self, keys_values: list[Growing], *, forget: bool) -> AttentionCache:
+        """The cache with what the layers appended.
+
+        Args:
+            keys_values: of each layer, the new ones included.
+            forget: drop positions that no row reads again; with a window that is always done.
+        """
+        cache = dataclasses.replace(self, keys_values=tuple(keys_values))
+        if not forget and not self.window:
+            return cache
+        count = min(int(self.first.min()), self.real.length)
+        if count:
+            cache = AttentionCache(
+                tuple(layer.without_first(count) for layer in cache.keys_values),
+                self.real.without_first(count),
+                self.first - count,
+                self.masked,
+                self.window,
+            )
+        if not self.window:
+            return cache
+        if cache.real.length >= 2 * self.window:
+            return cache._compact()
+        # padding and earlier documents that have left the window cost no mask any more
+        masked_B = (cache.first > 0) | ~cache.real.entries.all(1)
+        return dataclasses.replace(cache, masked=masked_B)
+
+    def _compact(self) -> AttentionCache:
+        """Each row's readable tokens only, at the end of its row: a row that is held while others
+        go on must not make the cache grow."""
+        column_N = torch.arange(self.real.length, device=self.first.device)
+        readable_BN = self.real.entries & (column_N >= self.first[:, None])
+        count_B = readable_BN.sum(1)
+        kept = int(count_B.max())
+        # a stable sort moves them to the end in their order
+        order_BN = readable_BN.long().argsort(dim=1, stable=True)[:, self.real.length - kept :]
+        row_B1 = torch.arange(len(order_BN), device=order_BN.device)[:, None]
         return AttentionCache(
-            tuple(layer.without_first(count) for layer in self.keys_values),
-            self.real.without_first(count),
-            self.first - count,
-            self.masked,
+            tuple(Growing(layer.entries[row_B1, order_BN]) for layer in self.keys_values),
+            Growing(readable_BN.gather(1, order_BN)),
+            kept - count_B,
+            count_B < kept,
+            self.window,
         )
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["first_readable", "place_in_document", "previous_ids"]
+__all__ = ["first_readable", "oldest_in_window", "place_in_document", "previous_ids"]
 
 
 def place_in_document(
@@ -89,3 +89,19 @@ def first_readable(first_B: Tensor, length: int, past: int, reset_BT: Tensor | N
         return first_BT
     place_T = torch.arange(past, past + length, device=first_B.device)
     return torch.where(reset_BT, place_T, first_BT).cummax(1).values
+
+
+def oldest_in_window(real_BN: Tensor, length: int, window: int) -> Tensor:
+    """(B,T+1) the index into N of the oldest token in the window of each new position.
+
+    The last column is that of the position to come.
+
+    Args:
+        real_BN: False at padding, which does not count.
+        length: T.
+        window: tokens of a window, the position itself included.
+    """
+    count_BN = real_BN.cumsum(1)
+    new_BT = count_BN[:, real_BN.shape[1] - length :]
+    before_BT = torch.cat([new_BT, new_BT[:, -1:] + 1], dim=1) - window
+    return torch.searchsorted(count_BN, before_BT, right=True)

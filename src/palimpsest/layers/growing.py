@@ -93,7 +93,9 @@ class Growing(State):
         room = self.length * rest.untyped_storage().nbytes() // max(1, self.nbytes)
         if room > WASTE * max(rest.shape[1], LEAST_ROOM):
             return Growing(rest.clone())
-        return Growing(rest) if home is None else Growing(rest)._in(*home)
+        if home is None:  # not room to grow in: the rest of a prompt, which a graph keeps anyway
+            return Growing(rest if torch.is_grad_enabled() else rest.clone())
+        return Growing(rest)._in(*home)
 
     def _home(self) -> tuple[_Buffer, int] | None:
         """The buffer that the entries lie in and where they end; not a field, so that a value made

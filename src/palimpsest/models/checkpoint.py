@@ -43,6 +43,7 @@ def save_model(model: LanguageModel, folder: str | Path) -> Path:
         "model": model.registry_name,
         "config": model.config.to_dict(),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "trained_length": model.trained_length,
     }
     # both files are complete before one of them replaces an older one
     with atomic_path(folder / CONFIG) as config, atomic_path(folder / WEIGHTS) as weights:
@@ -82,6 +83,12 @@ def load_model(folder: str | Path, *, device: torch.device | str | None = None) 
         raise CheckpointError(f"{folder / CONFIG}: lacks the key {failure}") from failure
     except (ConfigError, TypeError, AttributeError) as failure:
         raise CheckpointError(f"{folder / CONFIG}: {failure}") from failure
+    trained_length = meta.get("trained_length")
+    if trained_length is not None and (type(trained_length) is not int or trained_length < 1):
+        raise CheckpointError(
+            f"{folder / CONFIG}: trained_length={trained_length!r} is not a number of tokens"
+        )
+    model.trained_length = trained_length
     tensors, _, digest = read_safetensors(folder / WEIGHTS, CheckpointError, FORMAT)
     expected = dict(model.named_shapes())
     missing = sorted(expected.keys() - tensors.keys())

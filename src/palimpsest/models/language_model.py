@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from palimpsest.errors import InputError, StateError
 from palimpsest.models.config import ModelConfig
+from palimpsest.models.context import ContextWindow
 from palimpsest.models.input_checks import (
     check_ids,
     check_masks,
@@ -36,7 +37,7 @@ __all__ = ["LanguageModel", "ModelOutput", "Predict"]
 Predict = Literal["next", "current"]
 
 
-class LanguageModel(nn.Module, ABC):
+class LanguageModel(ContextWindow, nn.Module, ABC):
     """Base class of every architecture.
 
     Class attributes:
@@ -134,11 +135,6 @@ class LanguageModel(nn.Module, ABC):
     @property
     def causal(self) -> bool:
         return True
-
-    @property
-    def max_length(self) -> int | None:
-        """Most positions a state can hold, or None where there is no bound."""
-        return None
 
     @property
     def device(self) -> torch.device:

@@ -21,6 +21,7 @@ from palimpsest.layers.feed_forward import FeedForward
 from palimpsest.layers.growing import Growing
 from palimpsest.layers.memory_taps import STREAM
 from palimpsest.models import flops
+from palimpsest.models.context import ContextLimit
 from palimpsest.models.registry import preset, register
 from palimpsest.models.scaling import Scaling, head_width
 from palimpsest.models.trunk import TrunkConfig, TrunkModel
@@ -57,6 +58,11 @@ class TransformerState(State):
     cache: AttentionCache
     position: Tensor
 
+    @property
+    def window(self) -> int:
+        """Tokens that attention reads, 0 for all."""
+        return self.cache.window
+
 
 class TransformerLayer(nn.Module):
     """x ← x + drop(Attention(LN(x))); x ← x + drop(FFN(LN(x)))."""
@@ -82,13 +88,20 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerBase(TrunkModel):
-    """The stack of attention layers over its cache."""
+    """The stack of attention layers over its cache.
+
+    Without positions, attention reads a sliding window where the model has one.
+    """
 
     config: TransformerConfig
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList([TransformerLayer(config) for _ in range(config.n_layers)])
+
+    @property
+    def context_limit(self) -> ContextLimit:
+        return "positions" if self.config.positions == "learned" else "window"
 
     def attend(
         self,
@@ -103,8 +116,7 @@ class TransformerBase(TrunkModel):
         for layer, past in zip(self.layers, cache.keys_values, strict=True):
             x_BTD, past = layer(x_BTD, past, mask)
             layers.append(past)
-        extended = AttentionCache(tuple(layers), extended.real, extended.first, extended.masked)
-        return x_BTD, extended if reset_BT is None else extended.forget_unreadable()
+        return x_BTD, extended.with_layers(layers, forget=reset_BT is not None)
 
     def body_flops(self, length: int) -> dict[str, int]:
         c = self.config
@@ -117,15 +129,17 @@ class TransformerBase(TrunkModel):
         self, batch: int, device: torch.device | str, dtype: torch.dtype
     ) -> AttentionCache:
         c = self.config
+        # keys of learned positions cannot move, so such a text ends where its window is full
+        window = self.window if self.context_limit == "window" else 0
         return AttentionCache.empty(
-            batch, c.n_layers, c.n_heads, c.d_model // c.n_heads, device, dtype
+            batch, c.n_layers, c.n_heads, c.d_model // c.n_heads, device, dtype, window
         )
 
     def state_bytes(self, batch: int = 1, length: int = 0) -> int:
         # keys and values of every layer, and one byte that says whether they are padding
         numbers = 2 * self.config.n_layers * self.config.d_model
         per_token = numbers * self.compute_dtype.itemsize + 1
-        return super().state_bytes(batch) + batch * length * per_token
+        return super().state_bytes(batch) + batch * self.cached(length) * per_token
 
 
 def heads_of(width: int) -> int:

@@ -24,6 +24,7 @@ from palimpsest.layers.norm import RMSNorm
 from palimpsest.layers.rotary import rotary_angles
 from palimpsest.layers.swiglu import SwiGLU
 from palimpsest.models import flops
+from palimpsest.models.context import ContextLimit
 from palimpsest.models.registry import register
 from palimpsest.models.stack import StackModel
 from palimpsest.models.transformerpp_config import SCALING, TransformerPPConfig
@@ -46,6 +47,11 @@ class TransformerPPState(State):
 
     cache: AttentionCache
     position: Tensor
+
+    @property
+    def window(self) -> int:
+        """Tokens that attention reads, 0 for all."""
+        return self.cache.window
 
 
 class Layer(nn.Module):
@@ -90,6 +96,10 @@ class TransformerPP(StackModel):
     def __init__(self, config: TransformerPPConfig) -> None:
         super().__init__(config, lambda: Layer(config))
 
+    @property
+    def context_limit(self) -> ContextLimit:
+        return "window"
+
     def encode(
         self, input_ids: Tensor, state: State, hold_BT: Tensor | None, reset_BT: Tensor | None
     ) -> tuple[Tensor, State]:
@@ -103,9 +113,7 @@ class TransformerPP(StackModel):
         for layer, past in zip(self.layers, state.cache.keys_values, strict=True):
             x_BTD, past = layer(x_BTD, past, mask, angles)
             layers.append(past)
-        cache = AttentionCache(tuple(layers), extended.real, extended.first, extended.masked)
-        if reset_BT is not None:
-            cache = cache.forget_unreadable()
+        cache = extended.with_layers(layers, forget=reset_BT is not None)
         return self.features(x_BTD), TransformerPPState(cache, position_B)
 
     def body_flops(self, length: int) -> dict[str, int]:
@@ -124,7 +132,9 @@ class TransformerPP(StackModel):
     ) -> TransformerPPState:
         c, device, dtype = self.config, device or self.device, dtype or self.state_dtype
         assert c.n_kv_heads is not None
-        cache = AttentionCache.empty(batch, c.n_layers, c.n_kv_heads, c.head_width, device, dtype)
+        cache = AttentionCache.empty(
+            batch, c.n_layers, c.n_kv_heads, c.head_width, device, dtype, self.window
+        )
         position_B = torch.zeros(batch, device=device, dtype=torch.long)
         return TransformerPPState(cache, position_B)
 
@@ -134,4 +144,4 @@ class TransformerPP(StackModel):
         # keys and values of every layer, and one byte that says whether they are padding
         numbers = 2 * c.n_layers * c.n_kv_heads * c.head_width
         per_token = numbers * self.compute_dtype.itemsize + 1
-        return super().state_bytes(batch) + batch * length * per_token
+        return super().state_bytes(batch) + batch * self.cached(length) * per_token

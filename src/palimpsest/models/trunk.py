@@ -17,6 +17,7 @@ from palimpsest.layers.dropout import dropout
 from palimpsest.layers.memory_taps import EMBEDDING
 from palimpsest.layers.token_embedding import TokenEmbedding
 from palimpsest.models.config import ModelConfig, one_of, positive, probability
+from palimpsest.models.context import ContextLimit
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.taps import Tap, tap
 
@@ -82,7 +83,16 @@ class TrunkModel(LanguageModel):
 
     @property
     def max_length(self) -> int | None:
+        bound = self.position_bound
+        return bound if bound is None or not self.window else min(bound, self.window)
+
+    @property
+    def position_bound(self) -> int | None:
         return self.config.max_seq_len if self.config.positions == "learned" else None
+
+    @property
+    def context_limit(self) -> ContextLimit:
+        return "positions" if self.config.positions == "learned" else "none"
 
     def where(
         self, device: torch.device | str | None, dtype: torch.dtype | None

@@ -18,7 +18,7 @@ from palimpsest.training.recipe import Recipe
 from palimpsest.training.task_data import task_data
 from palimpsest.training.text_data import text_data
 
-__all__ = ["load_data", "pick_device", "prepare_model", "weights_of"]
+__all__ = ["load_data", "pick_device", "prepare_model", "trained_length", "weights_of"]
 
 
 def pick_device(name: str) -> torch.device:
@@ -34,6 +34,11 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as failure:
         reason = str(failure).partition("\n")[0]
         raise ConfigError(f"train.device={name!r}: is not there ({reason})") from None
+
+
+def trained_length(recipe: Recipe) -> int | None:
+    """Tokens of the texts that a recipe trains on; None where the state is carried on."""
+    return None if recipe.data.order == "stream" else recipe.data.seq_len
 
 
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None = None) -> TrainingData:
@@ -92,6 +97,7 @@ def prepare_model(
                 f"data.order='stream': the state of {model.registry_name} grows with the text, "
                 f"to {model.state_bytes(1, length):,} bytes a row in this run; use 'epoch'"
             )
+    model.trained_length = trained_length(recipe)
     if recipe.train.predict == "current":
         with torch.no_grad():
             model.state_features(model.init_state(1))  # refused where a model cannot

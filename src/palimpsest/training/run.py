@@ -25,7 +25,13 @@ from palimpsest.training.log import MetricsLog, check_metrics, read_metrics
 from palimpsest.training.loop import Trainer
 from palimpsest.training.optimizer import lr_factor
 from palimpsest.training.plot import plot_runs
-from palimpsest.training.prepare import load_data, pick_device, prepare_model, weights_of
+from palimpsest.training.prepare import (
+    load_data,
+    pick_device,
+    prepare_model,
+    trained_length,
+    weights_of,
+)
 from palimpsest.training.progress import TrainingProgress
 from palimpsest.training.recipe import Recipe
 from palimpsest.training.recipe_file import load_recipe
@@ -192,6 +198,7 @@ def _resume(
         else:
             kept = checkpoints.load_checkpoint(latest, where)
             model = kept.model
+            model.trained_length = trained_length(recipe)  # a run of before it was saved
         done = 0 if kept is None else kept.step
         if done >= recipe.train.steps:
             raise ConfigError(
