@@ -157,7 +157,7 @@ def test_bounded_length_is_respected() -> None:
     out = generate(model, prompt, max_new_tokens=6)
     with pytest.raises(InputError, match=r"3 prompt tokens and max_new_tokens=7.*at most 8"):
         generate(model, prompt, max_new_tokens=7)
-    with pytest.raises(InputError, match="full at 8"):
+    with pytest.raises(InputError, match=r"8 tokens in the state.*at most 8"):
         generate(model, out.pending, state=out.state, max_new_tokens=2)
 
 

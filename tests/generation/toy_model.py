@@ -52,6 +52,14 @@ class ToyModel(LanguageModel):
     def max_length(self) -> int | None:
         return self.config.length
 
+    def room(self, state: State) -> Tensor | None:
+        assert isinstance(state, ToyState)
+        if self.config.length is None:
+            return None
+        return torch.full(
+            (state.batch_size,), self.config.length - state.history.shape[1], dtype=torch.long
+        )
+
     def encode(
         self, input_ids: Tensor, state: State, hold_BT: Tensor | None, reset_BT: Tensor | None
     ) -> tuple[Tensor, State]:

@@ -84,6 +84,10 @@ class GenerateArgs:
     echo: bool = False
     """Write the prompt too."""
 
+    window: int | None = None
+    """Tokens of context that attention reads; 0 for all. By default the length that the model was
+    trained on. Learned positions end there. Models with a state of one size have no window."""
+
     precision: Precision | None = None
     """bf16 computes matrix products in bfloat16. By default fp32, or as the session was."""
 
@@ -110,10 +114,14 @@ def run(args: GenerateArgs) -> int:
     source = find_model(args.model)
     check_output_path(args.save_session, "--save-session")
     prompt = _prompt(args)
-    model = source.load(pick_device(args.device))
+    model = source.load(pick_device(args.device), args.window)
     tokenizer = source.tokenizer(args.tokenizer)
     if args.session is not None:
         session = Session.load(args.session, model, tokenizer)
+        if args.window is not None and session.window != args.window:
+            raise InputError(
+                f"--window {args.window}: the session was begun with a window of {session.window}"
+            )
         if args.precision not in (None, session.precision):
             raise InputError(
                 f"--precision {args.precision}: the session was begun in {session.precision}"
@@ -132,14 +140,15 @@ def run(args: GenerateArgs) -> int:
         _write(session.feed(prompt))
         if args.echo:
             _write(prompt)
+    window = _window_note(session, args.max_new_tokens)
     code = (
         _one(args, session, sampling)
         if args.num_samples == 1
         else _samples(args, session, sampling)
     )
-    note = readability_note(source.run or {}, source.step)
-    if note is not None:
-        print(note, file=sys.stderr)
+    for note in (window, readability_note(source.run or {}, source.step)):
+        if note is not None:
+            print(note, file=sys.stderr)
     return code
 
 
@@ -153,6 +162,7 @@ def _samples(args: GenerateArgs, session: Session, sampling: SamplingConfig) -> 
             if reader_gone():
                 return 0
         print(sample.flush())
+        _end(sample)
     return 0
 
 
@@ -164,6 +174,7 @@ def _one(args: GenerateArgs, session: Session, sampling: SamplingConfig) -> int:
             if reader_gone():  # nothing else is made of the text
                 return 0
         print(session.flush())
+        _end(session)
         return 0
     with StopSignals() as signals:
         for piece in pieces:
@@ -173,8 +184,24 @@ def _one(args: GenerateArgs, session: Session, sampling: SamplingConfig) -> int:
     # what waits to be given out is saved, and the continuation gives it out
     session.save(args.save_session)
     print()
+    _end(session)
     print(f"session saved: {plain(args.save_session)}", file=sys.stderr)
     return 0 if signals.received is None else EXIT_SIGNAL + signals.received
+
+
+def _window_note(session: Session, tokens: int) -> str | None:
+    """That attention reads a window, if the text may become longer than it."""
+    position = getattr(session.state, "position", None)
+    if position is None:
+        return None
+    note = session.model.describe_reading(int(position[0]) + tokens)
+    return f"{note}; --window changes it" if note else None
+
+
+def _end(session: Session) -> None:
+    """Say on standard error that the text has become as long as the model holds."""
+    if session.room == 0:
+        print(f"the text ends here: {session.model.describe_bound()}", file=sys.stderr)
 
 
 def _prompt(args: GenerateArgs) -> str:

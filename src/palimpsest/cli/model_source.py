@@ -16,7 +16,7 @@ from palimpsest.models.language_model import Predict
 from palimpsest.text import Tokenizer, TokenizerError, load_tokenizer
 from palimpsest.training.run_folder import read_meta
 
-__all__ = ["ModelSource", "check_output_path", "find_model", "pick_device"]
+__all__ = ["ModelSource", "check_output_path", "find_model", "pick_device", "set_window"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,24 @@ class ModelSource:
         """The fingerprint of the saved tokenizer."""
         return None if self.saved_tokenizer is None else self.saved_tokenizer.fingerprint()
 
-    def load(self, device: torch.device) -> LanguageModel:
-        """The model, in evaluation mode."""
-        return load_model(self.folder, device=device).eval()
+    def load(self, device: torch.device, window: int | None = None) -> LanguageModel:
+        """The model, in evaluation mode.
+
+        Args:
+            device: where to.
+            window: ``--window``: tokens of context, 0 for no limit; None takes the length that the
+                model was trained on.
+
+        Raises:
+            InputError: a window that the model cannot have.
+        """
+        model = load_model(self.folder, device=device).eval()
+        data = {} if self.run is None else self.run.get("recipe", {}).get("data", {})
+        if model.trained_length is None and data.get("order", "stream") != "stream":
+            model.trained_length = data.get("seq_len")  # a run of before it was saved with models
+        if window is not None:
+            set_window(model, window)
+        return model
 
     def tokenizer(self, spec: str | None) -> Tokenizer:
         """The tokenizer asked for, else the one saved with the model.
@@ -81,6 +96,18 @@ class ModelSource:
                 "trained with (--tokenizer bytes, a file or a folder)"
             )
         return self.saved_tokenizer
+
+
+def set_window(model: LanguageModel, window: int) -> None:
+    """Give a model the window of ``--window``.
+
+    Raises:
+        InputError: one that the model cannot have.
+    """
+    try:
+        model.window = window
+    except InputError as failure:
+        raise InputError(f"--{str(failure).replace('=', ' ', 1)}") from None
 
 
 def find_model(named: str) -> ModelSource:

@@ -24,11 +24,19 @@ from palimpsest.arguments import (
 )
 from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import Precision, check_precision, inference
+from palimpsest.generation.checks import check_causal, check_prompt, check_room
 from palimpsest.generation.sampling import SamplingConfig, draw_uniforms, row_generators, sample
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.state import State
 
-__all__ = ["STOPPED", "Generated", "TokenStream", "check_causal", "generate", "read", "stream"]
+__all__ = [
+    "STOPPED",
+    "Generated",
+    "TokenStream",
+    "generate",
+    "read",
+    "stream",
+]
 
 STOPPED = -1  # stands where a row has ended; no model takes it for an id
 PREFILL_TOKENS = 2048  # of one forward while a prompt is read, so that long prompts need no more
@@ -151,7 +159,7 @@ class TokenStream(Iterator[Tensor]):
         generators: Sequence[torch.Generator],
     ) -> None:
         check_causal(model)
-        _check_prompt(input_ids, model.config.vocab_size)
+        check_prompt(input_ids, model.config.vocab_size)
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens={max_new_tokens}: must be at least 1")
         if len(generators) != input_ids.shape[0]:
@@ -171,14 +179,7 @@ class TokenStream(Iterator[Tensor]):
                 )
         if state is not None:
             model.check_state(state, input_ids.shape[0])
-        # a state's own length is the model's to check, when the state is full
-        needed = input_ids.shape[1] + max_new_tokens - 1
-        if model.max_length is not None and needed > model.max_length:
-            raise InputError(
-                f"{input_ids.shape[1]} prompt tokens and max_new_tokens={max_new_tokens}: "
-                f"{model.registry_name} holds at most {model.max_length} positions; "
-                "shorten one of them"
-            )
+        check_room(model, input_ids, attention_mask, state, max_new_tokens)
 
     def __iter__(self) -> TokenStream:
         return self
@@ -212,36 +213,6 @@ class TokenStream(Iterator[Tensor]):
             self.running = [r and not m for r, m in zip(self.running, met, strict=True)]
         self._left -= 1
         return chosen_B.masked_fill(~running_B, STOPPED)
-
-
-def check_causal(model: LanguageModel) -> None:
-    """Refuse a model that cannot write one token after another.
-
-    Raises:
-        InputError: says why.
-    """
-    if not model.causal:
-        raise InputError(
-            f"{model.registry_name} with this configuration is not causal: its logits depend on "
-            "later tokens, which do not exist while generating; use a causal configuration"
-        )
-
-
-def _check_prompt(input_ids: Tensor, vocab_size: int) -> None:
-    """The prompt is split before the model sees it, so its own checks would come too late."""
-    if input_ids.ndim != 2 or min(input_ids.shape) < 1:
-        raise InputError(
-            f"input_ids of shape {tuple(input_ids.shape)}: must be (batch, length) with both at "
-            "least 1"
-        )
-    if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
-        raise InputError(f"input_ids of dtype {input_ids.dtype}: must be integers")
-    low, high = (int(v) for v in input_ids.aminmax())
-    if low < 0 or high >= vocab_size:
-        raise InputError(
-            f"input_ids contains {low if low < 0 else high}: ids must be in [0, {vocab_size}), the "
-            "model's vocab_size; use the tokenizer that the model was trained with"
-        )
 
 
 def _seen(input_ids: Tensor, mask_BT: Tensor | None, vocab_size: int) -> Tensor:
@@ -291,8 +262,9 @@ def stream(
         precision: "fp32" (the model's own dtype) or "bf16" (autocast).
 
     Raises:
-        InputError: a model that is not causal, a length beyond the model's, padding on the right,
-            or other arguments that do not fit; before anything is read.
+        InputError: a model that is not causal, a text (what the state has read included) that
+            becomes longer than the model holds, padding on the right, or other arguments that do
+            not fit; before anything is read.
         StateError: a state of another model or batch size.
     """
     require_model(model)

@@ -27,7 +27,8 @@ from palimpsest.arguments import (
 from palimpsest.errors import InputError, StateError
 from palimpsest.evaluation.inference import Precision, check_precision
 from palimpsest.evaluation.perplexity import check_tokenizer
-from palimpsest.generation.generate import TokenStream, check_causal, read, stream
+from palimpsest.generation.checks import check_causal, check_room
+from palimpsest.generation.generate import TokenStream, read, stream
 from palimpsest.generation.sampling import SamplingConfig, row_generators
 from palimpsest.generation.text_stream import TextStream, Waiting, check_stop
 from palimpsest.models.language_model import LanguageModel
@@ -69,7 +70,8 @@ class Session:
         trained_with: the fingerprint of the tokenizer saved with the model, where one was.
 
     Attributes:
-        finished: why the last ``generate`` ended: "length", "stop" (a stop string), "end" (the
+        finished: why the last ``generate`` ended: "length" (``max_new_tokens``, or the longest
+            text that the model holds: then ``room`` is 0), "stop" (a stop string), "end" (the
             tokenizer's EOS), or None while it runs or before it.
 
     Raises:
@@ -119,6 +121,20 @@ class Session:
         """The model's state, which has read everything but the last id."""
         return self._state
 
+    @property
+    def room(self) -> int | None:
+        """How many more tokens can be written, or None if there is no bound."""
+        room_B = self.model.room(self._state)
+        return None if room_B is None else int(room_B[0])
+
+    @property
+    def window(self) -> int:
+        """Tokens that attention reads, as when the session began; 0 if there is no limit."""
+        if self.model.context_limit != "window":
+            return self.model.window
+        window: int = getattr(self._state, "window", self.model.window)
+        return window
+
     def feed(self, text: str) -> str:
         """Read text as if it had been written so far.
 
@@ -128,21 +144,24 @@ class Session:
             Text of an earlier ``generate`` that was still waiting (see :meth:`flush`).
 
         Raises:
-            InputError: text that is not valid Unicode.
+            InputError: text that is not valid Unicode, or longer than the model holds; the session
+                is then as it was.
         """
         require_type(text, "text", str, "pass text")
-        waited = self.flush()
-        self._turn += 1
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as failure:
             raise InputError(f"text to feed is not valid Unicode ({failure})") from None
         ids = self.tokenizer.encode(text)
+        line = ids if self._pending is None else [self._pending, *ids]
+        ids_1T = torch.tensor([line], dtype=torch.long, device=self.model.device)
+        if ids:
+            check_room(self.model, ids_1T, None, self._state, 1)
+        waited = self.flush()
+        self._turn += 1
         if not ids:
             return waited
-        line = ids if self._pending is None else [self._pending, *ids]
-        ids_1T = torch.tensor([line[:-1]], dtype=torch.long, device=self.model.device)
-        self._state = read(self.model, ids_1T, self._state, precision=self.precision)
+        self._state = read(self.model, ids_1T[:, :-1], self._state, precision=self.precision)
         self._seen[0, line] = True
         self._pending = line[-1]
         self._waiting = Waiting(at_start=False)
@@ -157,7 +176,8 @@ class Session:
         """Go on writing.
 
         Args:
-            max_new_tokens: how many at most.
+            max_new_tokens: how many at most; a model with a longest text ends there, with the
+                reason "length", and the session can still be saved.
             sampling: how a token is chosen; None samples from the model's distribution as it is.
             stop: strings that end the text, also where they span several tokens; they are not
                 given out.
@@ -169,7 +189,8 @@ class Session:
             the iterator ends where another ``feed`` or ``generate`` begins.
 
         Raises:
-            InputError: nothing to continue from, or arguments that do not fit; at once.
+            InputError: nothing to continue from, no room for another token, or arguments that do
+                not fit; at once.
         """
         check_stop(stop)
         if self._pending is None:
@@ -177,10 +198,16 @@ class Session:
                 f"there is nothing to continue: feed a prompt first (tokenizer "
                 f"{self.tokenizer.name!r} has no BOS token to begin with)"
             )
+        room = self.room
+        if room == 0:
+            raise InputError(
+                f"the text is as long as {self.model.registry_name} holds, "
+                f"{self.model.max_length} tokens: nothing can follow it; start another session"
+            )
         tokens = stream(
             self.model,
             torch.tensor([[self._pending]], dtype=torch.long, device="cpu"),
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=max_new_tokens if room is None else min(max_new_tokens, room),
             sampling=sampling,
             stop_ids=() if self.tokenizer.eos_id is None else (self.tokenizer.eos_id,),
             forbidden_ids=self._forbidden,
