@@ -167,7 +167,7 @@ def test_what_cannot_be_inspected() -> None:
     with pytest.raises(InputError, match="window=1: must be at least 2"):
         collect(model, tokenizer, [[1, 2]], window=1)
     bounded = build("transformer", max_seq_len=16)
-    with pytest.raises(InputError, match="window=17: must be at least 2 and at most 16"):
+    with pytest.raises(InputError, match=r"window=17: must be at least 2; .* at most 16"):
         collect(bounded, tokenizer, [[1, 2]], window=17)
     next(iter(model.parameters())).data.fill_(math.nan)
     with pytest.raises(InputError, match="not finite"):

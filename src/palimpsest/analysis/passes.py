@@ -118,8 +118,7 @@ def check_windows(model: LanguageModel, ids_WT: Tensor, batch_size: int, least: 
         )
     if model.max_length is not None and ids_WT.shape[1] > model.max_length:
         raise InputError(
-            f"windows of {ids_WT.shape[1]} tokens: {model.registry_name} holds at most "
-            f"{model.max_length} positions; use shorter windows"
+            f"windows of {ids_WT.shape[1]} tokens: {model.describe_bound()}; use shorter windows"
         )
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}: must be at least 1")

@@ -55,6 +55,10 @@ class LambadaArgs:
     tokenizer: str | None = None
     """"bytes", a tokenizer file, or a folder that holds one. By default the model's own."""
 
+    window: int | None = None
+    """Tokens of context that attention reads; 0 for all. By default the length that the model was
+    trained on, which the result says."""
+
     device: str = "auto"
     """"auto" (a GPU where there is one), "cpu", "cuda", …"""
 
@@ -66,7 +70,7 @@ def run(args: LambadaArgs) -> int:
     """Carry out the command; 0 when done."""
     source = find_model(args.model)
     check_output_path(args.out, "--out")
-    model = source.load(pick_device(args.device))
+    model = source.load(pick_device(args.device), args.window)
     result = evaluate_lambada(
         model,
         source.tokenizer(args.tokenizer),

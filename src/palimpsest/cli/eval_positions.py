@@ -66,6 +66,10 @@ class PositionsArgs:
     tokenizer: str | None = None
     """"bytes", a tokenizer file, or a folder that holds one. By default the model's own."""
 
+    window: int | None = None
+    """Tokens of context that attention reads; 0 for all. By default the length that the model was
+    trained on, which the result says."""
+
     device: str = "auto"
     """"auto" (a GPU where there is one), "cpu", "cuda", …"""
 
@@ -83,7 +87,7 @@ def run(args: PositionsArgs) -> int:
         raise InputError(f"--buckets {args.buckets}: is for --spacing equal; log has its own")
     check_output_path(args.out, "--out")
     check_output_path(args.plot, "--plot")
-    model = source.load(pick_device(args.device))
+    model = source.load(pick_device(args.device), args.window)
     result = evaluate_positions(
         model,
         source.tokenizer(args.tokenizer),

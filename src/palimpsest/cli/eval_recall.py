@@ -63,6 +63,10 @@ class RecallArgs:
     precision: Precision = "fp32"
     """bf16 computes matrix products in bfloat16."""
 
+    window: int | None = None
+    """Tokens of context that attention reads; 0 for all. By default the length that the model was
+    trained on, which the result says."""
+
     device: str = "auto"
     """"auto" (a GPU where there is one), "cpu", "cuda", …"""
 
@@ -75,7 +79,7 @@ def run(args: RecallArgs) -> int:
     source = find_model(args.model)
     tasks = tasks_of(args, source)
     check_output_path(args.out, "--out")
-    model = source.load(pick_device(args.device))
+    model = source.load(pick_device(args.device), args.window)
     result = evaluate_recall(
         model,
         tasks,

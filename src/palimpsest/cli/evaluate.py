@@ -80,6 +80,10 @@ class EvalArgs:
     tokenizer: str | None = None
     """"bytes", a tokenizer file, or a folder that holds one. By default the model's own."""
 
+    window: int | None = None
+    """Tokens of context that attention reads; 0 for all. By default the length that the model was
+    trained on, which the result says."""
+
     device: str = "auto"
     """"auto" (a GPU where there is one), "cpu", "cuda", …"""
 
@@ -99,7 +103,7 @@ def run(args: EvalArgs) -> int:
         max_windows=args.max_windows,
     )
     check_output_path(args.out, "--out")
-    model = source.load(pick_device(args.device))
+    model = source.load(pick_device(args.device), args.window)
     tokenizer = source.tokenizer(args.tokenizer)
     result = evaluate_text(
         model,

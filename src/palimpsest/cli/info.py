@@ -177,6 +177,8 @@ def _model_facts(model: LanguageModel) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "causal": model.causal,
         "max_length": model.max_length,
+        "trained_length": model.trained_length,
+        "window": model.window or None,
         "state_bytes": {
             n: model.state_bytes(1, n) for n in STATE_LENGTHS if n <= (model.max_length or n)
         },
@@ -274,7 +276,8 @@ def _show_presets(presets: dict[str, dict[str, Any]], console: Console) -> None:
 
 def _show_model(facts: dict[str, Any], console: Console) -> None:
     table = _table(facts["name"])
-    for name in ("model", "note", "folder", "dtype", "causal", "max_length", "written_by"):
+    limits = ("max_length", "trained_length", "window")
+    for name in ("model", "note", "folder", "dtype", "causal", *limits, "written_by"):
         if facts.get(name) is not None:
             _row(table, name, str(facts[name]))
     _row(table, "parameters", f"{facts['parameters']:,}")

@@ -10,7 +10,7 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from palimpsest.cli.model_source import ModelSource, find_model, pick_device
+from palimpsest.cli.model_source import ModelSource, find_model, pick_device, set_window
 from palimpsest.cli.output import say
 from palimpsest.errors import InputError, counted
 from palimpsest.evaluation import check_tokenizer
@@ -52,7 +52,9 @@ class InspectArgs:
 
     window: int | None = None
     """Read in windows of so many tokens that overlap by half, each from an empty state. By default
-    the state is carried through the text, or the longest window of a model that has a bound."""
+    the state is carried through the text: attention then reads a sliding window of the length that
+    the model was trained on, and a model with learned positions reads overlapping windows of that
+    length. 0: no limit, where the model can."""
 
     field: str = "text"
     """The field of a JSON object that holds the text."""
@@ -84,7 +86,7 @@ def run(args: InspectArgs) -> int:
     for inspection in found:
         print(
             f"{inspection.label}: {counted(inspection.tokens, 'token')}, "
-            f"{inspection.mean_surprise:.3f} bits per token"
+            f"{inspection.mean_surprise:.3f} bits per token. {inspection.facts['reading']}"
         )
     if shortened:
         print(
@@ -106,6 +108,8 @@ def _look(
     args: InspectArgs,
 ) -> Inspection:
     model = source.load(pick_device(args.device))
+    if args.window is not None and model.context_limit != "none":
+        set_window(model, args.window)
     check_tokenizer(model, tokenizer, source.trained_with)
     documents: list[NDArray[np.int32]] = [tokenizer.encode_array(text) for text in texts]
     named = visible(str(args.text)) + (" (its beginning)" if shortened else "")

@@ -206,6 +206,7 @@ def _sample_title(model: dict[str, Any]) -> str:
     return (
         f"{model['name']}, temperature {sample['temperature']}, top-p {sample['top_p']}, "
         f"seed {sample['seed']}, {sample['dtype']}"
+        + (f"; {sample['context']}" if sample.get("context") else "")
     )
 
 

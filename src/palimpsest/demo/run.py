@@ -275,6 +275,7 @@ def write_sample(model: LanguageModel, tokens: int, seed: int) -> dict[str, Any]
         "temperature": SAMPLING.temperature,
         "top_p": SAMPLING.top_p,
         "dtype": "float32",
+        "context": model.describe_reading(tokens + len(PROMPT)),
     }
 
 

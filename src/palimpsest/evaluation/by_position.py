@@ -28,7 +28,7 @@ from palimpsest.evaluation.inference import Precision, check_precision, inferenc
 from palimpsest.evaluation.perplexity import check_tokenizer
 from palimpsest.evaluation.progress import track
 from palimpsest.evaluation.protocol import IGNORED, BosRule, Protocol, Window, text_windows
-from palimpsest.evaluation.record import TextResult, provenance
+from palimpsest.evaluation.record import TextResult, context_note, provenance
 from palimpsest.evaluation.statistics import Estimate, mean
 from palimpsest.models.language_model import LanguageModel, Predict
 from palimpsest.text import Corpus, Tokenizer, read_documents
@@ -189,8 +189,7 @@ def evaluate_positions(
     stretch = seq_len + int(predict == "current" and protocol.bos == "window")
     if model.max_length is not None and stretch > model.max_length:
         raise InputError(
-            f"a window of {stretch} tokens: {model.registry_name} holds at most "
-            f"{model.max_length} positions; use a smaller seq_len"
+            f"a window of {stretch} tokens: {model.describe_bound()}; use a smaller seq_len"
         )
     corpus = Corpus.from_documents(
         read_documents(path, field=field), tokenizer, bos=False, eos=False, prepare=prepare
@@ -225,12 +224,14 @@ def evaluate_positions(
         tokenizer=tokenizer.name,
         tokenizer_fingerprint=tokenizer.fingerprint(),
         protocol=f"loss by position in {protocol.describe()}; whole windows only"
-        + ("" if prepare == "none" else f"; prepare={prepare}"),
+        + ("" if prepare == "none" else f"; prepare={prepare}")
+        + context_note(model, stretch),
         settings={
             **protocol.to_dict(),
             "spacing": spacing,
             "buckets": len(edges),
             "prepare": prepare,
+            "window": model.window,
         },
         seed=seed,
         batch_size=batch_size,

@@ -42,7 +42,7 @@ from palimpsest.evaluation.lambada_data import (
 )
 from palimpsest.evaluation.perplexity import check_tokenizer
 from palimpsest.evaluation.progress import track
-from palimpsest.evaluation.record import TextResult, provenance
+from palimpsest.evaluation.record import TextResult, context_note, provenance
 from palimpsest.evaluation.statistics import Estimate, exponential, mean, ratio, share
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.state import State
@@ -195,8 +195,8 @@ def evaluate_lambada(
         longest = max(len(e.word) for e in examples)
         room = model.max_length - longest + 1 - int(with_bos)
         raise InputError(
-            f"a passage of {stretch} tokens: {model.registry_name} holds at most "
-            f"{model.max_length} positions; pass max_context={max(room, 1)} or less"
+            f"a passage of {stretch} tokens: {model.describe_bound()}; "
+            f"pass max_context={max(room, 1)} or less"
         )
     start = time.perf_counter()
     scores = score_lambada(
@@ -216,12 +216,14 @@ def evaluate_lambada(
         data_sha256=sha256,
         tokenizer=tokenizer.name,
         tokenizer_fingerprint=tokenizer.fingerprint(),
-        protocol=describe(tokenizer, examples, with_bos, max_context, max_examples),
+        protocol=describe(tokenizer, examples, with_bos, max_context, max_examples)
+        + context_note(model, stretch),
         settings={
             "field": field,
             "bos": with_bos,
             "max_context": max_context,
             "max_examples": max_examples,
+            "window": model.window,
         },
         seed=seed,
         batch_size=batch_size,

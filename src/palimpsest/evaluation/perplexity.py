@@ -34,7 +34,7 @@ from palimpsest.evaluation.protocol import (
     first_counted,
     text_windows,
 )
-from palimpsest.evaluation.record import provenance
+from palimpsest.evaluation.record import context_note, provenance
 from palimpsest.evaluation.result import EvaluationResult
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.state import State
@@ -135,8 +135,8 @@ def evaluate_documents(
     stretch = _longest_stretch(corpus, protocol)
     if model.max_length is not None and stretch > model.max_length:
         raise InputError(
-            f"a stretch of {stretch} tokens: {model.registry_name} holds at most "
-            f"{model.max_length} positions; use a smaller seq_len, and not the carried protocol"
+            f"a stretch of {stretch} tokens: {model.describe_bound()}; "
+            "use a smaller seq_len, and not the carried protocol"
         )
 
     counts = [0, 0]  # tokens, bytes
@@ -175,8 +175,10 @@ def evaluate_documents(
         documents=corpus.num_documents,
         tokenizer=tokenizer.name,
         tokenizer_fingerprint=tokenizer.fingerprint(),
-        protocol=protocol.describe() + ("" if prepare == "none" else f"; prepare={prepare}"),
-        settings={**protocol.to_dict(), "prepare": prepare},
+        protocol=protocol.describe()
+        + ("" if prepare == "none" else f"; prepare={prepare}")
+        + context_note(model, stretch),
+        settings={**protocol.to_dict(), "prepare": prepare, "window": model.window},
         tokens=tokens,
         bytes=num_bytes,
         loss=total / tokens,

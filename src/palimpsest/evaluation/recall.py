@@ -24,7 +24,7 @@ from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import Precision, check_precision, inference
 from palimpsest.evaluation.perplexity import VOCABULARY_MULTIPLE
 from palimpsest.evaluation.progress import track
-from palimpsest.evaluation.record import Result, provenance
+from palimpsest.evaluation.record import Result, context_note, provenance
 from palimpsest.evaluation.statistics import Estimate, share, share_in_groups
 from palimpsest.models.language_model import LanguageModel
 from palimpsest.tasks import IGNORED, Task
@@ -173,8 +173,7 @@ def evaluate_recall(
     longest = max(batch.inputs.shape[1] for batch in drawn)
     if model.max_length is not None and longest > model.max_length:
         raise InputError(
-            f"examples of {longest} tokens: {model.registry_name} holds at most "
-            f"{model.max_length} positions; use a shorter task"
+            f"examples of {longest} tokens: {model.describe_bound()}; use a shorter task"
         )
     digest = hashlib.sha256()
     for batch in drawn:
@@ -207,11 +206,12 @@ def evaluate_recall(
         data=", ".join(task.name for task in tasks),
         data_sha256=digest.hexdigest(),
         protocol=f"{examples} fresh examples of each task, generator seeded {examples_seed}; "
-        "top-1 at the positions that ask, over the whole vocabulary",
+        "top-1 at the positions that ask, over the whole vocabulary" + context_note(model, longest),
         settings={
             "examples": examples,
             "examples_seed": examples_seed,
             "tasks": [_fields(task) for task in tasks],
+            "window": model.window,
         },
         seed=seed,
         batch_size=batch_size,

@@ -27,6 +27,7 @@ from palimpsest.streams import plain
 __all__ = [
     "Result",
     "TextResult",
+    "context_note",
     "load_result",
     "provenance",
     "result_kinds",
@@ -265,6 +266,17 @@ def load_result(path: str | Path) -> Result:
             f"{path}: schema {schema!r} is no result of palimpsest; known: {', '.join(_kinds)}"
         )
     return _kinds[schema]._from_dict(data, path)
+
+
+def context_note(model: LanguageModel, length: int) -> str:
+    """What the line of a protocol says about the model's window: "" where it changes nothing.
+
+    Args:
+        model: what is measured.
+        length: the most tokens that one state reads.
+    """
+    note = model.describe_reading(length)
+    return f"; {note}" if note else ""
 
 
 def provenance(model: LanguageModel, precision: Precision, stretch: int) -> dict[str, Any]:

@@ -341,6 +341,6 @@ def _check(
     for name, model in models.items():
         if model.max_length is not None and longest > model.max_length:
             raise InputError(
-                f"{longest} tokens (the longest prompt and what is written behind it): {name} "
-                f"holds at most {model.max_length} positions; use smaller lengths"
+                f"{name}: {longest} tokens (the longest prompt and what is written behind it): "
+                f"{model.describe_bound()}; use smaller lengths"
             )

@@ -66,8 +66,8 @@ def collect(
         documents: the ids of each, without begin and end tokens; no state passes between them.
         label: what the page calls the model.
         facts: more to list about it.
-        window: read in windows of so many tokens; None carries the state, or takes the longest
-            window of a model that has a bound.
+        window: read in windows of so many tokens; None carries the state (attention reads
+            ``model.window``), or takes the longest window of a model that has a bound.
         predict: "current" where the model was trained to predict a first token from its empty
             state.
         advance: told how many tokens were read.
@@ -111,7 +111,9 @@ def collect(
             **({} if model.causal else {"not causal": "predictions see the tokens they predict"}),
             **(facts or {}),
             "mean surprise": _mean_surprise(surprise, cells),
-            "reading": describe_reading(window, bool(begin)),
+            "reading": describe_reading(
+                window, bool(begin), model.describe_reading(max(map(len, kept)))
+            ),
         },
         ids_N=ids_N,
         cells=cells,

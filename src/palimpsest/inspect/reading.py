@@ -1,6 +1,7 @@
 """How a model reads a text that is longer than one call.
 
-A model without a bound reads on and on, its state carried from piece to piece. One with a bound,
+A model without a bound reads on and on, its state carried from piece to piece; attention then reads
+a sliding window of the length that it was trained on. A model with a bound,
 or one that is asked to, reads windows that overlap by half, each from an empty state, and a
 position counts in the window where it has half a window or more before it.
 
@@ -48,10 +49,10 @@ def check_window(model: LanguageModel, window: int | None) -> int | None:
         InputError: fewer than 2 tokens, or more than the model holds.
     """
     bound = model.max_length
-    if window is None:
+    if window is None or (window == 0 and model.window == 0):
         return bound
     if window < 2 or (bound is not None and window > bound):
-        most = "" if bound is None else f" and at most {bound}, which is what the model holds"
+        most = "" if bound is None else f"; {model.describe_bound()}"
         raise InputError(f"window={window}: must be at least 2{most}")
     return window
 
@@ -73,11 +74,18 @@ def cut_feed(length: int, window: int | None, vocabulary: int) -> Iterator[Stret
         seen = stop
 
 
-def describe_reading(window: int | None, begin: bool) -> str:
-    """The rule in a sentence, for the page."""
+def describe_reading(window: int | None, begin: bool, attention: str = "") -> str:
+    """The rule in a sentence, for the page.
+
+    Args:
+        window: as given by :func:`check_window`.
+        begin: whether a begin token is read.
+        attention: what the model says about a text of this length.
+    """
     first = " A begin token is read first and not shown." if begin else ""
     if window is None:
-        return f"One state is carried through each document.{first}"
+        limit = f"; {attention}" if attention else ""
+        return f"One state is carried through each document{limit}.{first}"
     return (
         f"Windows of {window} tokens that overlap by half, each from an empty state; a token "
         f"counts where it has most context.{first}"
