@@ -64,7 +64,9 @@ def test_a_comparison_shows_differences_in_bits_and_what_one_model_lacks(
         assert shown == pytest.approx(sign * bits, abs=0.02)
     first, second = page.page.locator(".missing").all_inner_texts()
     assert first == ""
-    assert second.startswith("Not in this model: gates, write strength, retention and half-lives")
+    assert second == (
+        "Not in this model: gates, write strength, retention and half-lives, a memory matrix."
+    )
     assert opened("one").page.locator(".difference").count() == 0
 
 
@@ -88,6 +90,22 @@ def test_quantities_over_time_lead_to_their_token(opened: Any) -> None:
     page.page.locator(".t.now").click()
     page.press("Shift+ArrowLeft", "Shift+ArrowLeft")
     assert f"Tokens {at - 2:,} to {at:,};" in card.inner_text()
+
+
+def test_the_memory_is_shown_at_the_last_recorded_token(opened: Any, nasty: Inspection) -> None:
+    page = opened("one")
+    (part,) = nasty.memories
+    card = page.page.locator("section[aria-label=Memory]")
+    assert card.locator("canvas").count() == len(part.names) > 1
+    assert "Recorded after 64 of" in card.inner_text() and "evenly spaced" in card.inner_text()
+    pixels = "[...document.querySelectorAll('.matrices canvas')].map(c => c.toDataURL()).join()"
+    seen = page.run(pixels)
+    page.page.locator(".t").nth(100).click()
+    page.settle()
+    token = int(nasty.cells.first_token_C[100])
+    last = int(part.positions_M[part.positions_M <= token].max())
+    assert f"After token {last + 1} (" in card.inner_text()
+    assert page.run(pixels) != seen
 
 
 def test_quantities_are_explained_in_place(opened: Any) -> None:

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 import palimpsest
-from palimpsest.analysis import record
+from palimpsest.analysis import record, taps
 from palimpsest.analysis.horizons import measure_retention
 from palimpsest.errors import InputError
 from palimpsest.inspect import collect
+from palimpsest.inspect.memory import choose_positions, shrink
 from palimpsest.inspect.reading import cut_feed
+from palimpsest.inspect.views import layer_of
 from palimpsest.models import LanguageModel
 from tests.contract.configs import CONFIGS
 from tests.inspect.letters import Letters
@@ -68,8 +70,14 @@ def test_predictions_and_views_of_every_model(name: str) -> None:
         assert heads.values_NH.shape[0] == 60
         assert len(heads.half_lives) == (heads.values_NH.shape[1] if heads.longest_lag else 0)
     assert set(np.unique(found.top_ids_NP)) <= set(found.labels)
-    panels = (found.gates, [h for h in found.heads if h.kind == "write"], found.retrieved)
-    for there, word in zip(panels, ("gates", "write strength", "retrieves"), strict=True):
+    panels = (
+        found.gates,
+        [h for h in found.heads if h.kind == "write"],
+        found.retrieved,
+        found.memories,
+    )
+    words = ("gates", "write strength", "retrieves", "memory matrix")
+    for there, word in zip(panels, words, strict=True):
         assert bool(there) != any(word in line for line in found.missing)
 
 
@@ -89,6 +97,42 @@ def test_what_the_taps_say_reaches_the_token_that_was_read() -> None:
     gates = {part.name: part for part in found.gates}
     expected = tape["gate.ground"][0, 1:].mean(-1)
     np.testing.assert_allclose(gates["gate.ground"].values_N, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gpnm", "triple-slot", "mamba2"])
+def test_pictures_of_the_memory_show_the_matrices_of_the_taps(name: str) -> None:
+    model, tokenizer = build(name), Letters()
+    documents = [tokenizer.encode(TEXT), tokenizer.encode(TEXT)[:30]]
+    found = collect(model, tokenizer, documents, window=20)
+    assert found.memories
+    for part in found.memories:
+        at_M = part.positions_M
+        assert 50 < len(at_M) <= 64 and at_M[-1] == found.tokens - 1
+        tap = next(
+            n for n in taps(model) if n.endswith("memory.matrix") and layer_of(n) == part.layer
+        )
+        # the window of the first tokens, from an empty state
+        with torch.no_grad(), record(model, [tap]) as tape:
+            model(torch.tensor([[tokenizer.bos_id, *documents[0]][:20]]))
+        early_M = at_M[at_M < 19]
+        assert len(early_M) > 3
+        whole = tape[tap][0, 1:].flatten(1, -3)[early_M.tolist()]
+        shown = part.values_MHRC[: len(early_M)] * (part.scale_H / 127)[:, None, None]
+        error = np.abs(shown - shrink(whole.float()).numpy())
+        assert (error <= part.scale_H[:, None, None] / 127).all()
+        assert np.abs(part.values_MHRC).max() == 127
+
+
+def test_pictures_of_the_memory_have_a_bounded_size() -> None:
+    for matrices in (1, 8, 72, 5000):
+        count = len(choose_positions(20_000, matrices))
+        assert 1 <= count <= 64 and count * min(matrices, 128) * 24 * 24 <= 400_000
+    assert choose_positions(3, 8).tolist() == [0, 1, 2]
+    matrix = torch.zeros(2, 50, 70)
+    matrix[0, 49, 69], matrix[1, 0, 0] = -3.0, 2.0
+    small = shrink(matrix)
+    assert small.shape == (2, 24, 24)
+    assert small[0, -1, -1] == -3 and small[1, 0, 0] == 2 and small.abs().sum() == 5
 
 
 def test_half_lives_are_those_of_the_analysis() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from palimpsest.analysis import Tape, record, taps
+from palimpsest.analysis import At, Tape, record, taps
 from palimpsest.analysis.horizons import half_life, lag_grid, retention_curves
 from palimpsest.errors import InputError
 from palimpsest.evaluation.inference import inference
 from palimpsest.inspect.inspection import Heads, Inspection, Retrieved, Series
+from palimpsest.inspect.memory import MemoryPictures, choose_positions
 from palimpsest.inspect.reading import Stretch, check_window, cut_feed, describe_reading
 from palimpsest.inspect.tokens import Cells, cut_cells, token_label
 from palimpsest.inspect.trajectory import Trajectory
@@ -86,10 +88,14 @@ def collect(
     views, found = find_views(taps(model), model.registry_name), _Gathered()
     begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     starts = np.cumsum([0, *map(len, kept[:-1])]).tolist()
+    pictures = MemoryPictures(
+        {name: layer_of(name) for name in views.matrices},
+        choose_positions(sum(map(len, kept)), _count_matrices(model, views.matrices)),
+    )
     with Trajectory() as trajectory:
         for first, ids in zip(starts, kept, strict=True):
             feed_T = torch.tensor([[*begin, *ids.tolist()]], device=model.device)
-            reader = _Reader(model, views, found, trajectory, first, len(begin))
+            reader = _Reader(model, views, found, trajectory, pictures, first, len(begin))
             reader.read(feed_T, window, predict, advance)
         surprise = found.whole("surprise").astype(np.float32)
         if np.isinf(surprise).any():
@@ -140,8 +146,18 @@ def collect(
             )
             for place in views.retrieval
         ),
+        memories=pictures.whole(),
         missing=views.missing,
     )
+
+
+def _count_matrices(model: LanguageModel, names: Sequence[str]) -> int:
+    """The memory matrices of all layers, counted by reading one token."""
+    if not names:
+        return 0
+    with inference(model), record(model, names) as tape:
+        model(torch.zeros(1, 1, dtype=torch.long, device=model.device))
+    return sum(tape[name].flatten(2, -3).shape[2] for name in names)
 
 
 def _mean_surprise(surprise_N: NDArray[np.float32], cells: Cells) -> str:
@@ -202,11 +218,12 @@ class _Reader:
         views: Views,
         found: _Gathered,
         trajectory: Trajectory,
+        pictures: MemoryPictures,
         first: int,
         begins: int,
     ) -> None:
         self.model, self.views, self.found, self.trajectory = model, views, found, trajectory
-        self.first, self.begins = first, begins
+        self.pictures, self.first, self.begins = pictures, first, begins
 
     def read(
         self, feed_1T: Tensor, window: int | None, predict: Predict, advance: Callable[[int], None]
@@ -215,7 +232,18 @@ class _Reader:
         if not self.begins:
             self._predict_first(feed_1T, predict)
         for part in cut_feed(length, window, self.model.config.vocab_size):
-            with inference(self.model), record(self.model, self.views.taps) as tape:
+            # begin tokens are read and not shown
+            seen = max(part.keep, self.begins)
+            offset = self.first - self.begins
+            chosen = [
+                token - offset - part.start
+                for token in self.pictures.within(offset + seen, offset + part.stop)
+            ]
+            with (
+                inference(self.model),
+                record(self.model, self.views.taps) as tape,
+                self._record_matrices(chosen) as matrices,
+            ):
                 output = self.model(
                     feed_1T[:, part.start : part.stop], None if part.fresh else state
                 )
@@ -225,7 +253,15 @@ class _Reader:
                     targets_T = feed_1T[0, part.predict + 1 : part.until + 1]
                     self._keep_predictions(output.logits[0, counted], targets_T)
             self._keep_taps(tape, part)
+            for name in self.views.matrices if matrices is not None else ():
+                self.pictures.add(name, matrices[name][0])
             advance(part.stop - part.keep)
+
+    def _record_matrices(self, positions: list[int]) -> AbstractContextManager[Tape | None]:
+        """Record the memory matrices at the positions of a call."""
+        if not positions or not self.views.matrices:
+            return nullcontext()
+        return record(self.model, self.views.matrices, where=At(positions=positions))
 
     def _predict_first(self, feed_1T: Tensor, predict: Predict) -> None:
         if predict == "current":

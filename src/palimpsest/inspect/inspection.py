@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from palimpsest.inspect.memory import Memory
 from palimpsest.inspect.tokens import Cells
 
 __all__ = ["Heads", "Inspection", "Retrieved", "Series"]
@@ -94,6 +95,7 @@ class Inspection:
     gates: tuple[Series, ...] = ()
     heads: tuple[Heads, ...] = ()
     retrieved: tuple[Retrieved, ...] = ()
+    memories: tuple[Memory, ...] = ()
     missing: tuple[str, ...] = ()
 
     @property

@@ -31,6 +31,7 @@ SCRIPTS = (
     "trajectory.js",
     "minimap.js",
     "overtime.js",
+    "memory.js",
     "details.js",
     "find.js",
     "main.js",
@@ -89,6 +90,18 @@ def model_data(inspection: Inspection) -> dict[str, Any]:
                 "longestLag": h.longest_lag,
             }
             for h in x.heads
+        ],
+        "memories": [
+            {
+                "layer": m.layer,
+                "names": list(m.names),
+                "shape": list(m.shape),
+                "size": list(m.values_MHRC.shape[2:]),
+                "scale": [float(f"{value:.4g}") for value in m.scale_H],
+                "positions": pack(m.positions_M, "int32"),
+                "values": pack(m.values_MHRC, "int8"),
+            }
+            for m in x.memories
         ],
         "retrieved": [
             {

@@ -43,6 +43,7 @@ HEADS = (
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _GATE = re.compile(r"(^|\.)(gate\.\w+|(\w+\.)?\w*read_gate)$")
 _RETRIEVAL = "retrieval.lags"
+_MATRIX = "memory.matrix"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Views:
         gates: taps of which the mean is shown.
         heads: tap and what it is.
         retrieval: layers ("layers.2.") that look up earlier positions.
+        matrices: taps of memory matrices, recorded at a few positions.
         missing: one sentence for each panel that this model cannot fill.
     """
 
@@ -61,11 +63,12 @@ class Views:
     gates: tuple[str, ...]
     heads: tuple[tuple[str, HeadView], ...]
     retrieval: tuple[str, ...]
+    matrices: tuple[str, ...]
     missing: tuple[str, ...]
 
     @property
     def taps(self) -> list[str]:
-        """All of them."""
+        """The taps that are recorded at every position."""
         names = [self.trajectory, *self.gates, *(name for name, _ in self.heads)]
         for place in self.retrieval:
             names += [f"{place}retrieval.weights", f"{place}{_RETRIEVAL}"]
@@ -100,6 +103,7 @@ def find_views(taps: Mapping[str, Tap], name: str = "model") -> Views:
         if _without_layer(name) == view.ending and tap.shape == "(B,T,H)"
     )
     retrieval = tuple(name.removesuffix(_RETRIEVAL) for name in taps if name.endswith(_RETRIEVAL))
+    matrices = tuple(name for name in taps if name.endswith(_MATRIX))
     kinds = {view.kind for _, view in heads}
     missing = []
     if trajectory != "state.predicted":
@@ -115,7 +119,9 @@ def find_views(taps: Mapping[str, Tap], name: str = "model") -> Views:
         missing.append("This model has no memory that decays, so there are no half-lives.")
     if not retrieval:
         missing.append("This model retrieves no earlier positions.")
-    return Views(trajectory, gates, heads, retrieval, tuple(missing))
+    if not matrices:
+        missing.append("This model has no memory matrix to show.")
+    return Views(trajectory, gates, heads, retrieval, matrices, tuple(missing))
 
 
 def _without_layer(name: str) -> str:

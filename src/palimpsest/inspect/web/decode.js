@@ -1,6 +1,6 @@
 // Numbers out of the page: base64, little-endian.
 
-const KINDS = { float32: Float32Array, int32: Int32Array, uint16: Uint16Array };
+const KINDS = { float32: Float32Array, int32: Int32Array, int8: Int8Array, uint16: Uint16Array };
 
 function decode(packed) {
   const text = atob(packed.data);
@@ -39,6 +39,10 @@ class Model {
     Object.assign(this, raw);
     for (const name in raw.arrays) this[name] = decode(raw.arrays[name]);
     for (const part of [...raw.gates, ...raw.heads]) part.values = decode(part.values);
+    for (const part of raw.memories) {
+      part.positions = decode(part.positions);
+      part.values = decode(part.values);
+    }
     for (const part of raw.retrieved) {
       part.positions = decode(part.positions);
       part.weights = decode(part.weights);

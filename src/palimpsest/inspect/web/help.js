@@ -27,14 +27,15 @@ const HELP = {
   "Over time": "One row per gate or head, from the first token (left) to the last (right). A "
     + "stronger colour is a larger value; the scale is given above the rows. Each cell is the mean "
     + "over its tokens. Select a passage of the text to see only that passage. Click to go to a token.",
-  Memory: "The matrix of each head after the token's write, heads side by side; rows are keys and "
-    + "columns are values. Blue is negative, orange positive; the strongest colour is the largest "
-    + "magnitude of that head at any recorded position.",
+  Memory: "The matrix of each head after the token's write, heads side by side. Rows belong to the "
+    + "entries of the key, columns to those of the value. Blue is negative, orange positive; the "
+    + "strongest colour is the largest magnitude of that head at any recorded position (the ± below "
+    + "each picture). In a model with several memories per head, 1.2 is memory 1 of head 2.",
 };
 
 // A "?" that opens the definitions of the given names.
 function helpOn(...names) {
-  const known = names.filter((name) => HELP[name]);
+  const known = [...new Set(names)].filter((name) => HELP[name]);
   return element("details", { class: "help" },
     element("summary", { "aria-label": `Explain ${names[0]}`, title: HELP[known[0]] }, "?"),
     element("dl", {}, ...known.flatMap((name) => [

@@ -56,6 +56,12 @@ class View {
       lives.prepend(card);
       this.time = new OverTime(model, card, on);
     }
+    this.memory = null;
+    if (model.memories.length) {
+      const card = cardOf("Memory", helpOn("Memory"));
+      lives.append(card);
+      this.memory = new MemoryPanel(model, card);
+    }
     if (model.heads.some((part) => part.kind === "retention")) lives.append(halfLives(model));
     this.map = new Minimap(model, map, on);
     this.trajectory = new Trajectory(model, plot, on);
@@ -92,6 +98,7 @@ class View {
     this.trajectory.show(token, found);
     this.map.show(token);
     this.time?.show(token);
+    this.memory?.show(token);
     const name = element("b", {}, this.model.name(token));
     this.line.replaceChildren(name, " ", this.details.difference(token), ` ${this.details.summary(token)}`);
   }
@@ -167,7 +174,7 @@ function panelsOf(model) {
   const has = (kind) => model.heads.some((part) => part.kind === kind);
   return [["gates", model.gates.length], ["write strength", has("write")],
     ["retention and half-lives", has("retention")], ["retrieved positions", model.retrieved.length],
-    ["a memory matrix", model.memories?.length]].filter(([, there]) => there).map(([name]) => name);
+    ["a memory matrix", model.memories.length]].filter(([, there]) => there).map(([name]) => name);
 }
 
 function selectTokens(view, tokens) {
@@ -196,6 +203,7 @@ function setTheme(dark) {
     view.trajectory.below.soon();
     view.map.sheet.soon();
     view.time?.resize();
+    view.memory?.draw();
   }
 }
 
