@@ -253,8 +253,9 @@ class _Reader:
                     targets_T = feed_1T[0, part.predict + 1 : part.until + 1]
                     self._keep_predictions(output.logits[0, counted], targets_T)
             self._keep_taps(tape, part)
-            for name in self.views.matrices if matrices is not None else ():
-                self.pictures.add(name, matrices[name][0])
+            if matrices is not None:
+                for name in self.views.matrices:
+                    self.pictures.add(name, matrices[name][0])
             advance(part.stop - part.keep)
 
     def _record_matrices(self, positions: list[int]) -> AbstractContextManager[Tape | None]:
