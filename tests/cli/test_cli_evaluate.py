@@ -85,8 +85,8 @@ def test_bad_options(cli: Callable, run_folder: Path, text: Path, tmp_path: Path
     cases = (
         (("--out", tmp_path), "is a folder"),
         (("--out", blocked / "r.json"), "cannot be written"),
-        (("--stride", 3), "stride=3"),
-        (("--batch-size", 0), "batch_size=0"),
+        (("--stride", 3), "--stride 3"),
+        (("--batch-size", 0), "--batch-size 0"),
         (("--tokenizer", tokenizer), "no such tokenizer"),
         (("--device", "warp"), "--device warp"),
     )

@@ -31,7 +31,7 @@ def test_a_run_and_its_default_folder(cli: Cli, run_folder: Path, text: Path) ->
     done = cli("inspect", run_folder, "--text", text, "--max-tokens", 100)
     assert done.code == 0, done.err
     assert "tiny: 100 tokens" in done.out
-    assert "only the first 100 tokens were read" in done.out
+    assert "only the start was read, 100 tokens" in done.out
     assert done.out.splitlines()[-1] == "written: tiny-inspect/index.html"
     (model,) = about("tiny-inspect")
     assert (model["tokens"], model["step"], model["tokenizer"]) == (100, "2", "bytes")
@@ -71,7 +71,7 @@ def test_checkpoints_of_one_run_have_different_names(
         ("RUN --text TEXT --tokenizer nosuch", "no such tokenizer"),
         ("RUN --text TEXT --compare TEXT", "no such folder"),
         ("RUN --text TEXT --max-tokens 0", "--max-tokens 0"),
-        ("RUN --text TEXT --window 1", "window=1"),
+        ("RUN --text TEXT --window 1", "--window 1"),
         ("RUN --text TEXT --out TAKEN", "not an inspection's folder"),
         ("RUN --text TEXT --out EMPTY/below", "cannot be made"),
     ],

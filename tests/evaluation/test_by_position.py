@@ -125,7 +125,7 @@ def test_bad_input(text: Path) -> None:
     model, tokenizer = small_model("transformer"), ByteTokenizer()
     with pytest.raises(InputError, match="at most 96 positions; use a smaller seq_len"):
         evaluate_positions(model, tokenizer, text, seq_len=97)
-    with pytest.raises(InputError, match="fills 1 windows of 60 tokens"):
+    with pytest.raises(InputError, match="fills 1 window of 60 tokens"):
         evaluate_positions(model, tokenizer, text, seq_len=60)
     with pytest.raises(InputError, match="fingerprint"):
         evaluate_positions(model, tokenizer, text, trained_with="0" * 64)
