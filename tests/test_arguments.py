@@ -17,9 +17,9 @@ from palimpsest.text import ByteTokenizer
 
 IDS = torch.tensor([[1, 2, 3]])
 TOKENIZER = ByteTokenizer()
-NOT_FUNCTIONS = {"GradientError", 
-    "CheckpointError", "ConfigError", "InputError", "PalimpsestError", "StateError",
-    "StorageError", "__version__",
+NOT_FUNCTIONS = {
+    "CheckpointError", "ConfigError", "GradientError", "InputError", "PalimpsestError",
+    "StateError", "StorageError", "__version__",
     "ModelOutput",  # what a model returns; nobody else makes one
     "backend_calls", "list_models", "list_presets",  # without arguments
 }  # fmt: skip

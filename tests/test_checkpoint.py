@@ -138,3 +138,39 @@ def test_a_loaded_model_does_not_hang_on_its_file(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\xff" * size)
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, kept[name])
+
+
+def without_lines(path: Path, *keys: str) -> None:
+    """Delete the lines of some keys, as an editor does it."""
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if line.split(":")[0].strip().strip('"') not in keys]
+    assert len(lines) - len(kept) == len(keys)
+    path.write_text("".join(kept))
+
+
+def test_an_edited_config_is_refused_until_its_digest_is_deleted(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 11, "d_model": 8, "n_layers": 1, "head_dim": 4}
+    path = palimpsest.build("mamba2", **sizes).save(tmp_path / "model") / "config.json"
+    before = path.read_text()
+    edited = before.replace('"norm_eps": 1e-05', '"norm_eps": 0.5')
+    assert edited != before
+    path.write_text(edited)
+    with pytest.raises(CheckpointError, match="was damaged or edited") as caught:
+        palimpsest.load(path.parent)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and "\n" not in message
+    assert message.endswith('or, if the edit is yours, delete its "sha256" line')
+    without_lines(path, "sha256")
+    assert palimpsest.load(path.parent).config.norm_eps == 0.5
+    path.write_text(before)
+    assert palimpsest.load(path.parent).config.norm_eps == 1e-5
+
+
+def test_edited_weights_are_refused_until_their_digest_is_deleted(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors["embedding.weight"].zero_())
+    path = folder / "config.json"
+    with pytest.raises(CheckpointError, match="are not those") as caught:
+        palimpsest.load(folder)
+    assert str(caught.value).endswith(f'delete the lines "weights_sha256" and "sha256" of {path}')
+    without_lines(path, "weights_sha256", "sha256")
+    assert not palimpsest.load(folder).embedding.weight.any()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import palimpsest
+from palimpsest.digests import tensors_digest
 from palimpsest.errors import CheckpointError, InputError, StorageError
 from palimpsest.files import (
     atomic_path,
@@ -161,3 +162,10 @@ def test_json_that_python_cannot_hold_is_the_callers_error(tmp_path: Path, text:
     with pytest.raises(ValueError, match=r"nested too deeply|Exceeds"):
         parse_json(text)
     assert parse_json("\ufeff[1]") == [1]
+
+
+def test_one_element_of_a_larger_tensor_is_digested() -> None:
+    """Its stride is not 1, although torch calls it contiguous."""
+    part = torch.arange(5, 8)[::3]
+    assert part.stride() == (3,) and part.is_contiguous()
+    assert tensors_digest({"a": part}) == tensors_digest({"a": torch.tensor([5])})

@@ -11,6 +11,7 @@ from typing import Any
 
 from palimpsest.digests import DIGEST, seal, tensors_digest, unseal
 from palimpsest.errors import PalimpsestError, StorageError
+from palimpsest.streams import require_unicode
 
 __all__ = [
     "atomic_path",
@@ -34,7 +35,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     Raises:
         StorageError: the file cannot be written; errors about other files pass unchanged.
+        InputError: the name of the path is not UTF-8, so that safetensors could not read it.
     """
+    require_unicode(str(path), "")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +78,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Indented JSON; an object gets the digest of its content as its last key, "sha256"."""
+    """Indented JSON; an object gets the digest of its content as its first key, "sha256"."""
     sealed = seal(value) if isinstance(value, dict) else value
     return json.dumps(sealed, indent=2, ensure_ascii=False) + "\n"
 

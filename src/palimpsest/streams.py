@@ -158,11 +158,16 @@ def _escaped(character: str) -> str:
 def require_unicode(text: str, name: str, error: type[PalimpsestError] = InputError) -> None:
     """Refuse a file name that is not UTF-8: records that name the file could not be written.
 
+    Args:
+        text: the name, or another argument.
+        name: what the caller calls it; "" if the text speaks for itself.
+        error: the class of the error.
+
     Raises:
-        PalimpsestError: shows the name with its bytes escaped; of class ``error``.
+        PalimpsestError: shows the text with its bytes escaped; of class ``error``.
     """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        visible = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        raise error(f"{name} {visible}: the name is not UTF-8; rename the file or folder") from None
+        label = f"{name} {plain(text)}".strip()
+        raise error(f"{label}: is not UTF-8; rename the file or folder, or use UTF-8") from None

@@ -13,6 +13,8 @@ from rich.console import Console
 from palimpsest.errors import InputError
 from palimpsest.evaluation import EvaluationResult, Protocol, results_table
 from palimpsest.evaluation.progress import track
+from palimpsest.evaluation.record import load_result
+from palimpsest.files import write_json
 from palimpsest.provenance import software_versions
 
 
@@ -85,6 +87,30 @@ def test_a_foreign_result_is_refused(
     path.write_text(json.dumps({**result.to_dict(), **change}))
     with pytest.raises(InputError, match=words):
         EvaluationResult.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"perplexity": 7.0}, r"perplexity=7\.0 contradicts the other fields, which give 7\.389"),
+        ({"bits_per_byte": None}, r"bits_per_byte=None contradicts"),
+        ({"loss": 2.5}, r"perplexity=7\.389\d* contradicts the other fields, which give 12\.18"),
+        ({"tokens": 101}, "bits_per_byte=1.442"),
+    ],
+)
+def test_figures_that_contradict_each_other_are_refused(
+    result: EvaluationResult, tmp_path: Path, change: dict, words: str
+) -> None:
+    """Also with a right sha256, and without one: whoever wrote them was wrong."""
+    path = tmp_path / "r.json"
+    written = {k: v for k, v in {**result.to_dict(), **change}.items() if k != "sha256"}
+    path.write_text(json.dumps(written))
+    with pytest.raises(InputError, match=words) as caught:
+        EvaluationResult.load(path)
+    assert str(caught.value).startswith(f"{path}: ") and "evaluate again" in str(caught.value)
+    write_json(path, written)
+    with pytest.raises(InputError, match=words):
+        load_result(path)
 
 
 def test_a_missing_or_cut_file_is_refused(result: EvaluationResult, tmp_path: Path) -> None:

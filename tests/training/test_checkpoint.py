@@ -11,6 +11,7 @@ import shutil
 import pytest
 import torch
 
+import palimpsest
 from palimpsest import CheckpointError, PalimpsestError, force_backend
 from palimpsest.training import checkpoint_steps, latest_checkpoint, model_folder, resume, train
 
@@ -185,3 +186,27 @@ def test_only_the_last_ones_are_kept_and_the_latest_is_found(make_recipe, tmp_pa
         model_folder(run)
     with pytest.raises(CheckpointError, match="no such folder"):
         model_folder(run / "nothing")
+
+
+def test_an_edited_recipe_is_refused_until_its_digest_is_deleted(run):
+    recipe, meta = run / "recipe.toml", run / "run.json"
+    recipe.write_text(recipe.read_text().replace("log_every = 1", "log_every = 2"))
+    with pytest.raises(CheckpointError, match=r'delete "files" and "sha256" from run\.json'):
+        resume(run, progress=False)
+    content = json.loads(meta.read_text())
+    assert content.pop("files") and content.pop("sha256")
+    meta.write_text(json.dumps(content))
+    assert resume(run, progress=False).finished
+
+
+def test_a_checkpoint_whose_config_was_edited_is_refused_with_the_remedy(run, tmp_path):
+    path = step(run, 10) / "config.json"
+    path.write_text(path.read_text().replace('"palimpsest": "', '"palimpsest": "x'))
+    os.truncate(path, path.stat().st_size - 1)  # the same size, still JSON
+    with pytest.raises(CheckpointError, match=r"to edit it, copy it with model\.safetensors"):
+        model_folder(run)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "own").mkdir(exist_ok=True)
+        shutil.copy(step(run, 10) / name, tmp_path / "own")
+    with pytest.raises(CheckpointError, match='delete its "sha256" line'):
+        palimpsest.load(tmp_path / "own")

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from palimpsest.cli.info import missing_backends
-from palimpsest.cli.model_source import check_output_path, find_model, pick_device
+from palimpsest.cli.model_source import check_output_path, find_model, names_a_folder, pick_device
 from palimpsest.cli.output import say
 from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision, inference
@@ -107,7 +107,7 @@ def run(args: BenchArgs) -> int:
     torch.set_num_threads(args.threads or before)
     try:
         torch.manual_seed(0)
-        if Path(args.model).exists():
+        if names_a_folder(args.model):
             model = find_model(args.model).load(device)
         else:
             model = build(args.model).to(device)

@@ -10,7 +10,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from palimpsest.cli.model_source import check_output_path, find_model, pick_device
+from palimpsest.cli.model_source import check_output_path, find_model, names_a_folder, pick_device
 from palimpsest.cli.output import say
 from palimpsest.errors import InputError
 from palimpsest.evaluation import Precision, measure_throughput, throughput_table
@@ -108,7 +108,7 @@ def run(args: ThroughputArgs) -> int:
 
 def load_or_build(name: str, device: torch.device) -> LanguageModel:
     """A trained model where there is a path of that name, else a preset with fresh parameters."""
-    if Path(name).exists():
+    if names_a_folder(name):
         return find_model(name).load(device)
     torch.manual_seed(0)
     return build(name).to(device).eval()

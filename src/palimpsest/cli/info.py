@@ -9,7 +9,6 @@ import json
 import platform
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +19,8 @@ from rich.padding import Padding
 from rich.table import Table
 
 from palimpsest._version import __version__
-from palimpsest.cli.model_source import ModelSource, find_model
+from palimpsest.cli.model_source import ModelSource, best_validation, find_model, names_a_folder
+from palimpsest.cli.train import describe_result
 from palimpsest.errors import CheckpointError, InputError
 from palimpsest.files import read_json
 from palimpsest.models import LanguageModel, build, list_models, list_presets
@@ -58,7 +58,7 @@ def run(args: InfoArgs) -> int:
     """Carry out the command; 0 when done."""
     if not args.target:
         facts, show = everything(), _show_everything
-    elif Path(args.target).exists():
+    elif names_a_folder(args.target):
         facts, show = _trained(find_model(args.target)), _show_model
     elif args.target in list_presets():
         facts, show = _preset(args.target), _show_model
@@ -203,6 +203,10 @@ def _trained(source: ModelSource) -> dict[str, Any]:
         }
     if source.run is not None:
         facts["training"] = {"step": source.step, **source.run}
+        inside = source.folder.parent.name == "checkpoints"
+        best = best_validation(source.folder.parent.parent) if inside else None
+        if best is not None:
+            facts["training"]["best"] = best
     else:
         written = read_json(source.folder / "config.json", CheckpointError)
         facts["written_by"] = f"palimpsest {written.get('palimpsest', 'of an unknown version')}"
@@ -307,8 +311,14 @@ def _show_training(training: dict[str, Any], console: Console) -> None:
     recipe = training.get("recipe", {})
     steps = recipe.get("train", {}).get("steps")
     _row(table, "steps", f"{training['step']} of {steps}")
+    if "best" in training:
+        best = training["best"]
+        _row(table, "best (RUN/best)", f"step {best['step']}, {describe_result(best)}")
     for name in ("preset", "seed", "precision"):
         _row(table, name, str(training.get(name)))
+    start = training.get("init_from")
+    if isinstance(start, dict):
+        _row(table, "starts from", ", ".join(f"{k} {v}" for k, v in start.items()))
     for part in ("train", "validation"):
         data = training.get("data", {}).get(part)
         if data is not None and "paths" in data:  # a task draws its examples

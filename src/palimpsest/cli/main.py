@@ -125,6 +125,11 @@ def _main(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"palimpsest {__version__}")
         return DONE
+    for before, word in zip(["", *words], words, strict=False):
+        try:
+            require_unicode(word, before if before.startswith("--") else "")
+        except InputError as failure:
+            return _complain(str(failure), MISTAKE)
     name = words[0]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -165,8 +170,6 @@ def _run(name: str, words: list[str]) -> int:
             raise InputError(f"{asked}palimpsest data prepare FILE… --tokenizer T --out FOLDER")
         words = words[1:]
         name = "data prepare"
-    for before, word in zip(["", *words], words, strict=False):
-        require_unicode(word, before if before.startswith("--") else "argument")
     module = importlib.import_module(f"palimpsest.cli.{module_name}")
     arguments = getattr(module, class_name)
     # the docstring as it stands: by itself tyro leaves the examples out

@@ -14,9 +14,18 @@ from palimpsest.loading import find_folder
 from palimpsest.models import LanguageModel, load_model
 from palimpsest.models.language_model import Predict
 from palimpsest.text import Tokenizer, TokenizerError, load_tokenizer
+from palimpsest.training.checkpoint import BEST, best_checkpoint
 from palimpsest.training.run_folder import read_meta
 
-__all__ = ["ModelSource", "check_output_path", "find_model", "pick_device", "set_window"]
+__all__ = [
+    "ModelSource",
+    "best_validation",
+    "check_output_path",
+    "find_model",
+    "names_a_folder",
+    "pick_device",
+    "set_window",
+]
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,7 @@ def find_model(named: str) -> ModelSource:
     """Find a trained model.
 
     Args:
-        named: a run's folder (its newest checkpoint), a checkpoint's or a model's.
+        named: a run's folder (its newest checkpoint), RUN/best, a checkpoint's or a model's.
 
     Raises:
         CheckpointError: nothing there, or no model.
@@ -131,6 +140,32 @@ def find_model(named: str) -> ModelSource:
         if not isinstance(step, int):
             raise CheckpointError(f"{folder / 'checkpoint.json'}: is not a palimpsest checkpoint")
     return ModelSource(named, folder, run, step, _saved_tokenizer(folder, run_folder))
+
+
+def names_a_folder(named: str) -> bool:
+    """Whether ``MODEL`` is a path (or ``RUN/best``, which names a checkpoint), and not a preset."""
+    path = Path(named)
+    return path.exists() or (path.name == BEST and (path.parent / "run.json").is_file())
+
+
+def best_validation(run: Path) -> dict[str, Any] | None:
+    """The row of validation that a run's best checkpoint was chosen by, or None.
+
+    Raises:
+        CheckpointError: the checkpoint's header is damaged.
+    """
+    folder = best_checkpoint(run)
+    if folder is None:
+        return None
+    header = read_json(folder / "checkpoint.json", CheckpointError)
+    row = header.get("validation") if isinstance(header, dict) else None
+    if not (
+        isinstance(row, dict)
+        and isinstance(row.get("step"), int)
+        and isinstance(row.get("loss"), float)
+    ):
+        raise CheckpointError(f"{folder / 'checkpoint.json'}: names no validation; it is damaged")
+    return row
 
 
 def _saved_tokenizer(*folders: Path) -> Tokenizer | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from palimpsest.cli.model_source import best_validation
 from palimpsest.cli.output import say
 from palimpsest.errors import ConfigError
 from palimpsest.training import Recipe, RunResult, list_recipes, load_recipe, resume, train
@@ -22,6 +23,7 @@ PlainInt = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="
 PlainFloat = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")]
 PlainPath = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 PlainPaths = Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH …", help_behavior_hint="")]
+PlainFolder = Annotated[str | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 PlainText = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
 
 EXIT_SIGNAL = 128  # a shell's convention: 130 after Ctrl-C, 143 after SIGTERM
@@ -99,7 +101,7 @@ class TrainArgs:
     ] = False
     """Also keep the checkpoint with the lowest validation loss; RUN/best names it."""
 
-    init_from: PlainText = None
+    init_from: PlainFolder = None
     """A run, checkpoint or model folder whose weights the run starts from."""
 
     device: PlainText = None
@@ -152,6 +154,10 @@ def run(args: TrainArgs) -> int:
     say(f"trained {result.model.extra_repr()}, {result.step} steps: {result.folder}")
     if result.validation is not None:
         say(describe_result(result.validation))
+    best = best_validation(result.folder)
+    if best is not None:
+        say(f"best checkpoint, step {best['step']}: {result.folder / 'best'}")
+        say(describe_result(best))
     if (result.folder / "loss.png").exists():
         say(f"loss plot: {result.folder / 'loss.png'}")
     note = readability_note(read_meta(result.folder), result.step)

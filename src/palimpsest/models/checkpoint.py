@@ -40,6 +40,7 @@ def save_model(model: LanguageModel, folder: str | Path) -> Path:
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "palimpsest": __version__,
+        WEIGHTS_DIGEST: "",  # known below
         "model": model.registry_name,
         "config": model.config.to_dict(),
         "dtype": str(model.dtype).removeprefix("torch."),

@@ -373,9 +373,10 @@ def _check_files(folder: Path, header: dict[str, Any], names: list[str]) -> None
             what = "is missing" if found is None else much
             raise CheckpointError(f"{file}: {what} (saved with {size} bytes)")
         if name in digests and file_digest(file) != digests[name]:
+            own = "; to edit it, copy it with model.safetensors to a folder of their own"
             raise CheckpointError(
                 f"{file}: its sha256 is not the one in {folder / HEADER}, so it was damaged or "
-                "changed; restore it from a copy"
+                f"changed; restore it from a copy{own if name == 'config.json' else ''}"
             )
 
 

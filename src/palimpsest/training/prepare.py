@@ -75,6 +75,11 @@ def prepare_model(
             f"model.vocab_size={config.vocab_size}: the data has {data.vocab_size} ids; set "
             f"model.vocab_size={data.vocab_size}, or leave it out"
         )
+    if recipe.train.keep_best and data.validation is None:
+        raise ConfigError(
+            "train.keep_best=true without validation data: the best is chosen by validation; "
+            "name data.validation, or set data.validation_fraction above 0"
+        )
     model = model_class(config).to(device)
     if recipe.train.init_from:
         copy_weights(model, recipe, data)
@@ -105,7 +110,7 @@ def prepare_model(
     resolved = recipe.replace("model", fields=config.to_dict())
     start = recipe.train.init_from
     resolved = resolved.replace(
-        "train", device=str(device), init_from=str(Path(start).resolve()) if start else ""
+        "train", device=str(device), init_from=str(model_folder(start).resolve()) if start else ""
     )
     return model, resolved.replace(
         "data",
@@ -138,8 +143,12 @@ def copy_weights(model: LanguageModel, recipe: Recipe, data: TrainingData) -> No
             f"{label}: has {name}={theirs.get(name)!r}, the recipe's model has "
             f"{name}={ours[name]!r}; set model.{name}={theirs.get(name)!r}"
         )
-    if data.tokenizer is not None and (folder / SAVED_NAME).is_file():
-        known = load_tokenizer(folder)
+    saved = any((folder / name).is_file() for name in (SAVED_NAME, "tokenizer.json"))
+    if data.tokenizer is not None and saved:
+        try:
+            known = load_tokenizer(folder)
+        except ValueError as failure:
+            raise CheckpointError(str(failure)) from failure
         if known.fingerprint() != data.tokenizer.fingerprint():
             raise ConfigError(
                 f"{label}: was trained with the tokenizer {known.name!r}, the recipe has "
@@ -162,7 +171,7 @@ def weights_of(recipe: Recipe, recorded: dict[str, str] | None = None) -> dict[s
         return None
     folder = model_folder(recipe.train.init_from)
     found = {"path": str(folder), "sha256": file_digest(folder / "model.safetensors")}
-    if recorded is not None and recorded["sha256"] != found["sha256"]:
+    if isinstance(recorded, dict) and recorded.get("sha256") != found["sha256"]:
         raise CheckpointError(
             f"{folder}: its weights are not those that the run started from; restore them, or "
             "start a new run"

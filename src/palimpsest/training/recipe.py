@@ -145,8 +145,8 @@ class TrainRecipe:
         log_every: optimizer steps between rows of the metrics.
         keep_checkpoints: how many checkpoints stay, the newest ones; 0 keeps all.
         keep_best: also keep the checkpoint with the lowest validation loss, as RUN/best.
-        init_from: a run, checkpoint or model folder whose weights the run starts from; "" draws
-            them from the seed.
+        init_from: a run, checkpoint or model folder whose weights the run starts from; in a
+            resolved recipe the folder of the weights themselves. "" draws them from the seed.
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", …
     """
 

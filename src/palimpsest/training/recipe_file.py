@@ -15,6 +15,7 @@ from typing import Any
 
 from palimpsest.arguments import require_path, require_type
 from palimpsest.errors import ConfigError
+from palimpsest.streams import require_unicode
 from palimpsest.training.recipe import Recipe
 
 if sys.version_info >= (3, 11):
@@ -185,7 +186,9 @@ def _value(kind: Any, value: Any, what: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is str and isinstance(value, os.PathLike):
-        return os.fspath(value)
+        value = os.fspath(value)
+    if isinstance(value, str):
+        require_unicode(value, what.partition("=")[0], ConfigError)
     expected = Mapping if origin is not None else kind
     if not isinstance(value, expected) or (kind is not bool and isinstance(value, bool)):
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

@@ -224,16 +224,16 @@ def _resume(
 
 def _rate_change(recipe: Recipe, planned: int, done: int) -> str | None:
     """What another number of steps does to the learning rate of the next one, in one line."""
+    if recipe.train.steps == planned or recipe.optimizer.schedule == "constant":
+        return None
     before, after = (
         recipe.optimizer.lr * lr_factor(done, recipe.optimizer, steps)
         for steps in (planned, recipe.train.steps)
     )
-    if before == after:
-        return None
     return (
         f"--steps {recipe.train.steps} in place of {planned}: the {recipe.optimizer.schedule} "
-        f"schedule now ends at step {recipe.train.steps}, so the learning rate of step {done + 1} "
-        f"is {after:.3g} and not {before:.3g}"
+        f"schedule now ends at step {recipe.train.steps}; the learning rate of step {done + 1} is "
+        f"{after:.3g}, before the change {before:.3g}"
     )
 
 

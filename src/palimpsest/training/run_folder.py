@@ -80,6 +80,7 @@ def make_folder(folder: Path, recipe: Recipe, model: LanguageModel, data: Traini
     meta = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
+        "files": {},  # known below
         "model": model.registry_name,
         "preset": recipe.model.name if recipe.model.name in list_presets() else None,
         "parameters": model.num_parameters(),
@@ -190,7 +191,7 @@ def check_files(folder: Path, meta: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"{file}: its sha256 is not the one in {folder / META}, so it was damaged or "
                 f"edited; restore it ({META} holds the recipe), or, if the edit is yours, delete "
-                f'the lines "files" and "sha256" of {META}'
+                f'"files" and "sha256" from {META}'
             )
 
 
