@@ -27,14 +27,14 @@ def json_digest(value: Any) -> str:
 
 
 def seal(value: Mapping[str, Any], extra: str = "") -> dict[str, Any]:
-    """The value with its digest as its last key.
+    """The value with its digest as its first key, so that its line can be deleted by hand.
 
     Args:
         value: a JSON object.
         extra: what the digest also covers, such as the digest of a file's tensors.
     """
     content = {key: inner for key, inner in value.items() if key != DIGEST}
-    return {**content, DIGEST: json_digest([content, extra] if extra else content)}
+    return {DIGEST: json_digest([content, extra] if extra else content), **content}
 
 
 def unseal(value: Mapping[str, Any], extra: str = "") -> tuple[dict[str, Any], bool]:
