@@ -53,3 +53,19 @@ def test_another_device_names_a_backend_that_exists(op: str) -> None:
         require_cpu(op, torch.empty(1, device="meta"))
     assert elsewhere(op) in dispatchers()[op].names()
     assert f"backend={elsewhere(op)!r}" in str(refusal.value)
+
+
+@models_only()
+def test_meta_tensors_are_built_and_refused_to_run_in_one_line(setting: Setting) -> None:
+    fields = CONFIGS[setting.model][setting.label]
+    with torch.device("meta"):
+        model = palimpsest.build(setting.model, **fields)
+    real = palimpsest.build(setting.model, **fields)
+    assert dict(model.named_shapes()) == dict(real.named_shapes())
+    assert model.state_bytes(2, 5) == real.state_bytes(2, 5) and model.flops(5) == real.flops(5)
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    with pytest.raises(palimpsest.InputError, match="is on the meta device") as refusal:
+        model(ids)
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(palimpsest.InputError, match="input_ids is on the meta device"):
+        real(ids.to("meta"))

@@ -36,6 +36,8 @@ def check_ids(ids_BT: Tensor, name: str, vocab_size: int, *, allow: int | None =
             f"{name} of shape {tuple(ids_BT.shape)}: must be (batch, length) with both at least 1"
         )
     _check_integers(ids_BT, name)
+    if ids_BT.is_meta:
+        raise InputError(f"{name} is on the meta device, which holds no values; pass ids on a CPU")
     low, high = (int(v) for v in ids_BT.aminmax())
     if allow is not None and low == allow:
         kept = ids_BT[ids_BT != allow]

@@ -187,6 +187,11 @@ class LanguageModel(ContextWindow, nn.Module, ABC):
             InputError: ids, targets or masks of a wrong shape, type or range.
             StateError: a state of another model or batch size.
         """
+        if self.device.type == "meta":
+            raise InputError(
+                f"{self.registry_name} is on the meta device, which holds no values: it has shapes "
+                "and counts, and runs once it is built or loaded on another device"
+            )
         check_ids(input_ids, "input_ids", self.config.vocab_size)
         input_ids = input_ids.long()  # embeddings take no narrower type
         batch = input_ids.shape[0]
