@@ -35,11 +35,12 @@ def test_extras_are_those_of_pyproject(cli: Callable) -> None:
     about = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     declared = about["project"]["optional-dependencies"]
     wanted = {
-        extra: [re.match(r"[\w.-]+", package)[0] for package in packages]
+        extra: sorted(re.match(r"[\w.-]+", package)[0] for package in packages)
         for extra, packages in declared.items()
         if extra != "dev"
     }
-    assert info.optional_packages() == wanted
+    found = {extra: sorted(packages) for extra, packages in info.optional_packages().items()}
+    assert found == wanted
     assert json.loads(cli("info", "--json").out)["extras"].keys() == wanted.keys()
 
 
