@@ -80,6 +80,7 @@ def test_the_folder_has_everything(found: tuple[Battery, Path, list[str]]) -> No
     for figure in folder.glob("*.png"):
         assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 5000
     kept = json.loads((folder / "battery.json").read_text())
+    assert len(kept.pop("sha256")) == 64
     assert kept == json.loads(json.dumps(battery.to_dict()))
     assert kept["source"] == "a model" and kept["model"] == "gpnm"
     assert kept["tokens"] == battery.geometry.vectors
