@@ -42,7 +42,7 @@ def test_a_shorter_longest_text_is_said(cli: Callable) -> None:
 def test_mistakes(cli: Callable) -> None:
     for words, message in (
         (("--params", "1G", "gpn"), "--params 1G"),
-        (("--params", "1k", "gpn"), "params=1000"),
+        (("--params", "1k", "gpn"), "--params 1000"),
         (("gpmn",), "did you mean 'gpn'"),
         (("--vocab", 50000, "--params", "100k", "gpn"), "the nearest has"),
     ):

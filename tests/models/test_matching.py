@@ -90,7 +90,7 @@ def test_no_configuration_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConfigError, match=r"params=500,000: no gpn within 1.0% .* d_state=1?0"):
         palimpsest.match(500_000, 259, ["gpn"])
     monkeypatch.setattr(model_class("gpn"), "scaling", None)
-    with pytest.raises(InputError, match="'gpn': has no rule"):
+    with pytest.raises(InputError, match="'gpn': declare `scaling = "):
         palimpsest.match(500_000, 259, ["gpn"])
 
 

@@ -58,7 +58,9 @@ def test_every_output_is_written_and_labelled(measure: Any, tmp_path: Path) -> N
     assert "commit" in page and "torch" in page
     lines = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
     assert [line["causal"] for line in lines] == ["causal", "not causal", "causal"]
-    assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(facts))
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert len(written.pop("sha256")) == 64
+    assert written == json.loads(json.dumps(facts))
     assert (tmp_path / "table.png").stat().st_size > 10_000
 
 
@@ -94,6 +96,7 @@ class TestResuming:
         kept = json.loads(path.read_text())
         changed = dict(kept, fingerprint="0", metrics={"bits_per_byte": 1.0})
         changed[part] = "another" if part == "code" else {**kept[part], "train": "another"}
+        del changed["sha256"]  # the edit is meant
         path.write_text(json.dumps(changed))
         again = measure(tmp_path, seeds=(7,))
         assert f"{part} changed since it was measured" in words_of(quiet)
@@ -179,10 +182,12 @@ def test_what_a_mean_leaves_out_is_said(measure: Any, tmp_path: Path, no_plot: N
     for path in (tmp_path / "jobs").glob("transformer_*_seed19.json"):
         result = json.loads(path.read_text())
         result |= {"metrics": {}, "facts": {"diverged": "step 1"}}
+        del result["sha256"]
         path.write_text(json.dumps(result))
     for path in (tmp_path / "jobs").glob("hybrid_*_seed7.json"):
         result = json.loads(path.read_text())
         result["facts"]["windows_measured"] = 3
+        del result["sha256"]
         path.write_text(json.dumps(result))
     measure(tmp_path)
     page = (tmp_path / "table.md").read_text()
