@@ -73,7 +73,9 @@ def show_sample(model: dict[str, Any], console: Console) -> None:
     sample = model["sample"]
     body = Text(sample["prompt"], style="bold")
     body.append(_printable(sample["text"]), style="not bold")
-    console.print(Panel(body, title=_sample_title(model), title_align="left"))
+    title, _, window = _sample_title(model).partition("; ")
+    panel = Panel(body, title=title, title_align="left", subtitle=window or None)
+    console.print(panel)
 
 
 def next_steps(folder: Path, plot: Path | None, results: dict[str, Any]) -> str:
