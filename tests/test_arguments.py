@@ -20,7 +20,7 @@ TOKENIZER = ByteTokenizer()
 NOT_FUNCTIONS = {
     "CheckpointError", "ConfigError", "GradientError", "InputError", "PalimpsestError",
     "StateError", "StorageError", "__version__",
-    "ModelOutput",  # what a model returns; nobody else makes one
+    "ModelOutput",  # returned by a model, not constructed by a user
     "backend_calls", "list_models", "list_presets",  # without arguments
 }  # fmt: skip
 

@@ -101,7 +101,7 @@ def test_a_foreign_result_is_refused(
 def test_figures_that_contradict_each_other_are_refused(
     result: EvaluationResult, tmp_path: Path, change: dict, words: str
 ) -> None:
-    """Also with a right sha256, and without one: whoever wrote them was wrong."""
+    """Also with a correct sha256, and without one: the figures themselves do not agree."""
     path = tmp_path / "r.json"
     written = {k: v for k, v in {**result.to_dict(), **change}.items() if k != "sha256"}
     path.write_text(json.dumps(written))
